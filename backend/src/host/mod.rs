@@ -1,0 +1,87 @@
+//! The driver that answers: the host's own, or a simulated card.
+//!
+//! - `linux`: the real nodes under `/dev`
+//! - `sim`: enough of RM, in this process, for every path to run without a card
+
+pub mod linux;
+pub mod sim;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use nvguest_abi::FileKind;
+
+use crate::errno::Errno;
+use crate::marshal::scratch::Frame;
+
+/// A device node that the guest has and the host serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Where it is on the host, e.g. `/dev/nvidia0`.
+    pub path: String,
+    /// What it is.
+    pub kind: FileKind,
+    /// The card, for [`FileKind::Gpu`].
+    pub minor: u32,
+}
+
+/// An open file of the driver.
+#[derive(Debug)]
+pub struct HostFile {
+    /// The file itself. Its number is what other calls name it by, and the key
+    /// of its events; a duplicate keeps its clients and their memory alive.
+    pub fd: OwnedFd,
+    /// Where its readiness shows, if not on `fd` (the simulated card's files).
+    pub ready: Option<OwnedFd>,
+    /// What it is.
+    pub kind: FileKind,
+}
+
+impl HostFile {
+    /// The number that a parameter names this file by.
+    pub fn number(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// What to watch, edge-triggered, for the events of this file.
+    pub fn watched(&self) -> BorrowedFd<'_> {
+        self.ready.as_ref().unwrap_or(&self.fd).as_fd()
+    }
+}
+
+/// Memory that a VMM can map: a range of a file.
+#[derive(Debug)]
+pub struct HostMapping {
+    /// A duplicate, so that the range outlives the file it was armed on.
+    pub fd: OwnedFd,
+    /// Offset of the range in it.
+    pub offset: u64,
+    /// Whole pages.
+    pub length: u64,
+}
+
+/// The driver, from the side of one worker.
+pub trait Host: Send + Sync {
+    /// Opens a node. `flags` are `O_ACCMODE` and `O_NONBLOCK` of the guest's open;
+    /// the latter is never set on the file itself, whose poll would then never wake.
+    fn open(&self, node: &Node, flags: u32) -> Result<HostFile, Errno>;
+
+    /// Makes one call. The argument is `frame`'s first block; every pointer in it
+    /// leads to another block and every descriptor is one of this worker's files.
+    /// Returns what the driver's ioctl returned. On an error the blocks hold what
+    /// the driver left in them.
+    fn ioctl(&self, file: &HostFile, cmd: u32, frame: &mut Frame<'_>) -> Result<i32, Errno>;
+
+    /// The memory that the last `RM_MAP_MEMORY` (or the like) armed on `file`.
+    fn mapping(
+        &self,
+        file: &HostFile,
+        offset: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<HostMapping, Errno>;
+
+    /// Closes a file. Duplicates that others hold keep what it owns alive.
+    fn close(&self, file: HostFile) {
+        drop(file);
+    }
+}
