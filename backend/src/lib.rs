@@ -4,3 +4,4 @@
 pub mod errno;
 pub mod host;
 pub mod marshal;
+pub mod wire;
