@@ -4,8 +4,14 @@
 //! - [`compiled`]: all that a worker needs of a profile, in one blob
 #![forbid(unsafe_code)]
 
+pub mod check;
+mod compile;
 pub mod compiled;
+pub mod policy;
+pub mod profile;
+pub mod release;
 pub mod rules;
+pub mod store;
 
 /// What a file of the driver is. The number is the wire's `enum nvg_file_kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
