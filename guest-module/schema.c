@@ -1,0 +1,593 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The interpreter of the schema: from an ioctl to the message that carries it,
+ * and from the reply back to the caller. It knows no NVIDIA struct.
+ *
+ * Every block of the caller is copied once, straight into the message; lengths
+ * and pointers are read from that copy only.
+ */
+#include "schema.h"
+
+#define NVG_PAD(len)	ALIGN((u32)(len), 8)
+
+static u64 nvg_read_uint(const u8 *p, u8 width)
+{
+	switch (width) {
+	case 1:
+		return *p;
+	case 2:
+		return get_unaligned_le16(p);
+	case 4:
+		return get_unaligned_le32(p);
+	default:
+		return get_unaligned_le64(p);
+	}
+}
+
+static bool nvg_in_block(u32 offset, u32 width, u32 len)
+{
+	return offset <= len && width <= len - offset;
+}
+
+static bool nvg_in_table(__le32 first, __le32 count, u32 total)
+{
+	u32 f = le32_to_cpu(first);
+	u32 n = le32_to_cpu(count);
+
+	return f <= total && n <= total - f;
+}
+
+/* A rule on its own; the rules for the block it gathers are another matter. */
+static bool nvg_rule_sound(const struct nvg_rules *rules,
+			   const struct nvg_schema_rule *rule)
+{
+	const u8 direction = NVG_RULE_IN | NVG_RULE_OUT;
+	const u8 none = NVG_RULE_NEGATIVE_NONE | NVG_RULE_ZERO_NONE |
+			NVG_RULE_FOREIGN_OK;
+
+	if (!nvg_in_table(rule->first_sub, rule->nsubs, rules->nrules))
+		return false;
+
+	switch (rule->op) {
+	case NVG_RULE_BUFFER:
+		if (rule->flags & ~(direction | NVG_RULE_NULL_OK) ||
+		    !(rule->flags & direction))
+			return false;
+		if (rule->nsubs && !(rule->flags & NVG_RULE_IN))
+			return false;
+		return le16_to_cpu(rule->count_off) == NVG_NO_OFFSET ||
+		       rule->count_width == 1 || rule->count_width == 2 ||
+		       rule->count_width == 4 || rule->count_width == 8;
+	case NVG_RULE_FD:
+		return !(rule->flags & ~none) && !rule->nsubs &&
+		       (rule->fd_width == 4 || rule->fd_width == 8);
+	default:
+		return false;
+	}
+}
+
+/* Rules for an argument: theirs may have rules too, but those none. */
+static bool nvg_rules_nest(const struct nvg_rules *rules, __le32 first,
+			   __le32 count)
+{
+	const struct nvg_schema_rule *rule, *sub;
+	u32 i, j;
+
+	if (!nvg_in_table(first, count, rules->nrules))
+		return false;
+
+	rule = rules->rules + le32_to_cpu(first);
+	for (i = 0; i < le32_to_cpu(count); i++, rule++) {
+		sub = rules->rules + le32_to_cpu(rule->first_sub);
+		for (j = 0; j < le32_to_cpu(rule->nsubs); j++, sub++)
+			if (sub->nsubs)
+				return false;
+	}
+	return true;
+}
+
+static int nvg_ioctl_order(const struct nvg_schema_ioctl *entry, u8 kind,
+			   u32 nr, u32 size)
+{
+	if (entry->kind != kind)
+		return entry->kind < kind ? -1 : 1;
+	if (le32_to_cpu(entry->nr) != nr)
+		return le32_to_cpu(entry->nr) < nr ? -1 : 1;
+	if (le32_to_cpu(entry->size) != size)
+		return le32_to_cpu(entry->size) < size ? -1 : 1;
+	return 0;
+}
+
+static bool nvg_ioctl_sound(const struct nvg_rules *rules,
+			    const struct nvg_schema_ioctl *entry)
+{
+	const struct nvg_schema_case *c;
+	u32 i;
+
+	if (entry->kind >= NVG_FILE_KINDS ||
+	    entry->flags & ~(NVG_IOCTL_BY_NR | NVG_IOCTL_INDIRECT) ||
+	    le32_to_cpu(entry->size) > NVG_MAX_ARG)
+		return false;
+	if (entry->flags & NVG_IOCTL_INDIRECT && le32_to_cpu(entry->size) != 16)
+		return false;
+	if (!nvg_in_table(entry->first_case, entry->ncases, rules->ncases) ||
+	    !nvg_rules_nest(rules, entry->first_rule, entry->nrules))
+		return false;
+
+	c = rules->cases + le32_to_cpu(entry->first_case);
+	for (i = 0; i < le32_to_cpu(entry->ncases); i++, c++) {
+		if (i && le32_to_cpu(c[-1].key) >= le32_to_cpu(c->key))
+			return false;
+		if (!nvg_rules_nest(rules, c->first_rule, c->nrules))
+			return false;
+	}
+	return true;
+}
+
+/**
+ * nvg_rules_init() - check a schema and find its tables
+ * @rules: filled if it is sound
+ * @blob: the schema, 4-byte aligned; it must outlive @rules
+ * @len: its length
+ *
+ * Return: 0, or -EPROTO.
+ */
+int nvg_rules_init(struct nvg_rules *rules, const void *blob, size_t len)
+{
+	const struct nvg_schema *head = blob;
+	const struct nvg_schema_ioctl *entry;
+	u64 need;
+	u32 i;
+
+	if (len < sizeof(*head) ||
+	    le32_to_cpu(head->magic) != NVG_SCHEMA_MAGIC ||
+	    le32_to_cpu(head->version) != NVG_VERSION ||
+	    head->reserved[0] || head->reserved[1] || head->reserved[2])
+		return -EPROTO;
+
+	rules->nioctls = le32_to_cpu(head->nioctls);
+	rules->ncases = le32_to_cpu(head->ncases);
+	rules->nrules = le32_to_cpu(head->nrules);
+	need = sizeof(*head) + (u64)rules->nioctls * sizeof(*rules->ioctls) +
+	       (u64)rules->ncases * sizeof(*rules->cases) +
+	       (u64)rules->nrules * sizeof(*rules->rules);
+	if (need != len)
+		return -EPROTO;
+
+	rules->ioctls = (const void *)(head + 1);
+	rules->cases = (const void *)(rules->ioctls + rules->nioctls);
+	rules->rules = (const void *)(rules->cases + rules->ncases);
+
+	for (i = 0; i < rules->nrules; i++)
+		if (!nvg_rule_sound(rules, rules->rules + i))
+			return -EPROTO;
+
+	for (i = 0; i < rules->nioctls; i++) {
+		entry = rules->ioctls + i;
+		if (!nvg_ioctl_sound(rules, entry))
+			return -EPROTO;
+		if (i && nvg_ioctl_order(entry - 1, entry->kind,
+					 le32_to_cpu(entry->nr),
+					 le32_to_cpu(entry->size)) >= 0)
+			return -EPROTO;
+	}
+	return 0;
+}
+
+/* The first entry that is not before (kind, nr, size), or the end. */
+static u32 nvg_lower_bound(const struct nvg_rules *rules, u8 kind, u32 nr,
+			   u32 size)
+{
+	u32 low = 0, high = rules->nioctls, mid;
+
+	while (low < high) {
+		mid = low + (high - low) / 2;
+		if (nvg_ioctl_order(rules->ioctls + mid, kind, nr, size) < 0)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+static const struct nvg_schema_ioctl *nvg_find_by_nr(const struct nvg_rules *rules,
+						     u8 kind, u32 nr, u32 size)
+{
+	u32 i = nvg_lower_bound(rules, kind, nr, size);
+	const struct nvg_schema_ioctl *entry = rules->ioctls + i;
+
+	if (i == rules->nioctls || !(entry->flags & NVG_IOCTL_BY_NR) ||
+	    nvg_ioctl_order(entry, kind, nr, size))
+		return NULL;
+	return entry;
+}
+
+/*
+ * The entry of a call: by the number's low 8 bits and its size, or by the whole
+ * number, which then need not tell the size.
+ */
+static const struct nvg_schema_ioctl *nvg_find(const struct nvg_rules *rules,
+					       u8 kind, u32 cmd, u32 size)
+{
+	const struct nvg_schema_ioctl *entry;
+	u32 i;
+
+	entry = nvg_find_by_nr(rules, kind, cmd & 0xff, size);
+	if (!entry)
+		entry = nvg_find_by_nr(rules, kind, cmd & 0xff, 0);
+	if (entry)
+		return entry;
+
+	for (i = nvg_lower_bound(rules, kind, cmd, 0); i < rules->nioctls; i++) {
+		entry = rules->ioctls + i;
+		if (entry->kind != kind || le32_to_cpu(entry->nr) != cmd)
+			break;
+		if (!(entry->flags & NVG_IOCTL_BY_NR))
+			return entry;
+	}
+	return NULL;
+}
+
+/* The rules that hold for an argument: those of its case, else the ioctl's. */
+static u32 nvg_select(const struct nvg_rules *rules,
+		      const struct nvg_schema_ioctl *entry, const u8 *arg,
+		      u32 len, const struct nvg_schema_rule **first)
+{
+	u32 select = le16_to_cpu(entry->select);
+	u32 low = 0, high = le32_to_cpu(entry->ncases), mid, key;
+	const struct nvg_schema_case *c;
+
+	*first = rules->rules + le32_to_cpu(entry->first_rule);
+	if (select == NVG_NO_OFFSET || !nvg_in_block(select, 4, len))
+		return le32_to_cpu(entry->nrules);
+
+	key = get_unaligned_le32(arg + select);
+	c = rules->cases + le32_to_cpu(entry->first_case);
+	while (low < high) {
+		mid = low + (high - low) / 2;
+		if (le32_to_cpu(c[mid].key) < key)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	if (low == le32_to_cpu(entry->ncases) || le32_to_cpu(c[low].key) != key)
+		return le32_to_cpu(entry->nrules);
+
+	*first = rules->rules + le32_to_cpu(c[low].first_rule);
+	return le32_to_cpu(c[low].nrules);
+}
+
+/* Room for @len more bytes of the message; their place, padded, or an error. */
+static int nvg_append(struct nvg_gather *g, u32 len, u32 *at)
+{
+	u32 end;
+	int ret;
+
+	if (len > g->max_request || NVG_PAD(len) > g->max_request - g->used)
+		return -ENOMEM;
+	end = g->used + NVG_PAD(len);
+	if (end > g->size) {
+		ret = g->ops->grow(g, end);
+		if (ret)
+			return ret;
+	}
+	memset(g->buf + g->used + len, 0, NVG_PAD(len) - len);
+	*at = g->used;
+	g->used = end;
+	return 0;
+}
+
+static int nvg_copy_in(struct nvg_gather *g, u64 from, u32 len, u32 *at)
+{
+	int ret = nvg_append(g, len, at);
+
+	return ret ?: g->ops->read(g, g->buf + *at, from, len);
+}
+
+/* A descriptor in a block: which of our files the caller means. */
+static int nvg_gather_fd(struct nvg_gather *g, u32 segment, const u8 *block,
+			 u32 len, const struct nvg_schema_rule *rule)
+{
+	u32 offset = le16_to_cpu(rule->offset);
+	u32 file = 0;
+	s64 value;
+	int ret;
+
+	if (!nvg_in_block(offset, rule->fd_width, len))
+		return 0;
+	if (g->nfds == NVG_MAX_FDS)
+		return -EINVAL;
+
+	value = nvg_read_uint(block + offset, rule->fd_width);
+	if (rule->fd_width == 4)
+		value = (s32)value;
+
+	if (!((value < 0 && rule->flags & NVG_RULE_NEGATIVE_NONE) ||
+	      (!value && rule->flags & NVG_RULE_ZERO_NONE))) {
+		ret = -EBADF;
+		if (value >= 0 && value <= INT_MAX)
+			ret = g->ops->file(g, value, le32_to_cpu(rule->fd_kinds),
+					   &file);
+		if (ret == -EBADF && rule->flags & NVG_RULE_FOREIGN_OK)
+			file = 0;
+		else if (ret)
+			return ret;
+	}
+
+	g->fds[g->nfds++] = (struct nvg_fd) {
+		.segment = cpu_to_le16(segment),
+		.offset = cpu_to_le16(offset),
+		.file = cpu_to_le32(file),
+	};
+	return 0;
+}
+
+/*
+ * A buffer that a block points to. A field outside the block reaches nothing:
+ * the backend sees the short block and answers as the driver would.
+ * Returns 1 if there is a segment now, 0 if not.
+ */
+static int nvg_gather_buffer(struct nvg_gather *g, const u8 *block, u32 len,
+			     const struct nvg_schema_rule *rule)
+{
+	u32 offset = le16_to_cpu(rule->offset);
+	u32 count_off = le16_to_cpu(rule->count_off);
+	u64 bytes = le32_to_cpu(rule->add);
+	u64 user, count;
+	struct nvg_segment *seg;
+	int ret;
+
+	if (!nvg_in_block(offset, 8, len))
+		return 0;
+	user = get_unaligned_le64(block + offset);
+	if (!user)
+		return rule->flags & NVG_RULE_NULL_OK ? 0 : -EFAULT;
+
+	if (count_off != NVG_NO_OFFSET) {
+		if (!nvg_in_block(count_off, rule->count_width, len))
+			return 0;
+		count = nvg_read_uint(block + count_off, rule->count_width);
+		if (count > U32_MAX)
+			return -EINVAL;
+		bytes += count * le32_to_cpu(rule->elem);
+	}
+	if (bytes > le32_to_cpu(rule->max))
+		return -EINVAL;
+	if (g->nsegs == min_t(u32, NVG_MAX_SEGS, g->max_segments))
+		return -EINVAL;
+
+	seg = &g->segs[g->nsegs];
+	seg->user = user;
+	seg->len = bytes;
+	seg->flags = rule->flags & (NVG_RULE_IN | NVG_RULE_OUT);
+	if (rule->flags & NVG_RULE_IN) {
+		ret = nvg_copy_in(g, user, bytes, &seg->at);
+		if (ret)
+			return ret;
+	}
+	if (rule->flags & NVG_RULE_OUT) {
+		if (bytes > g->max_response ||
+		    NVG_PAD(bytes) > g->max_response - g->reply_len)
+			return -ENOMEM;
+		g->reply_len += NVG_PAD(bytes);
+	}
+	g->nsegs++;
+	return 1;
+}
+
+/* What a gathered segment reaches itself. */
+static int nvg_gather_subs(struct nvg_gather *g,
+			   const struct nvg_schema_rule *rule)
+{
+	const struct nvg_schema_rule *sub = g->rules->rules +
+					    le32_to_cpu(rule->first_sub);
+	u32 n = g->nsegs;	/* segments count from 1 */
+	const struct nvg_segment *seg = &g->segs[n - 1];
+	int ret;
+	u32 i;
+
+	for (i = 0; i < le32_to_cpu(rule->nsubs); i++, sub++) {
+		if (sub->op == NVG_RULE_FD)
+			ret = nvg_gather_fd(g, n, g->buf + seg->at, seg->len,
+					    sub);
+		else
+			ret = nvg_gather_buffer(g, g->buf + seg->at, seg->len,
+						sub);
+		if (ret < 0)
+			return ret;
+	}
+	return 0;
+}
+
+static int nvg_gather_rules(struct nvg_gather *g,
+			    const struct nvg_schema_rule *rule, u32 nrules)
+{
+	int ret;
+	u32 i;
+
+	for (i = 0; i < nrules; i++, rule++) {
+		if (rule->op == NVG_RULE_FD)
+			ret = nvg_gather_fd(g, 0, g->buf + g->arg_at,
+					    g->arg_len, rule);
+		else
+			ret = nvg_gather_buffer(g, g->buf + g->arg_at,
+						g->arg_len, rule);
+		if (ret > 0)
+			ret = nvg_gather_subs(g, rule);
+		if (ret < 0)
+			return ret;
+	}
+	return 0;
+}
+
+/* {u32 nr, u32 size, u64 pointer} names the call that is really meant. */
+static int nvg_follow(struct nvg_gather *g, u8 kind,
+		      const struct nvg_schema_ioctl **entry)
+{
+	u8 named[16];
+	u32 nr, size;
+	int ret;
+
+	ret = g->ops->read(g, named, g->arg, sizeof(named));
+	if (ret)
+		return ret;
+
+	nr = get_unaligned_le32(named);
+	size = get_unaligned_le32(named + 4);
+	g->arg = get_unaligned_le64(named + 8);
+	if (nr > 0xff || size > NVG_MAX_ARG)
+		return -EINVAL;
+
+	g->cmd = (u32)(_IOC_READ | _IOC_WRITE) << _IOC_DIRSHIFT |
+		 (size & _IOC_SIZEMASK) << _IOC_SIZESHIFT |
+		 (u32)'F' << _IOC_TYPESHIFT | nr << _IOC_NRSHIFT;
+	g->arg_len = size;
+	*entry = nvg_find(g->rules, kind, g->cmd, size);
+	if (*entry && (*entry)->flags & NVG_IOCTL_INDIRECT)
+		return -EINVAL;
+	return 0;
+}
+
+/* The tables go before the argument, where room for all of them was left. */
+static void nvg_put_tables(struct nvg_gather *g)
+{
+	u32 segs = NVG_PAD(g->nsegs * sizeof(__le32));
+	u32 fds = g->nfds * sizeof(struct nvg_fd);
+	struct nvg_ioctl *head;
+	__le32 len;
+	u8 *to;
+	u32 i;
+
+	g->start = g->arg_at - fds - segs - sizeof(*head);
+	to = g->buf + g->start;
+	memset(to, 0, g->arg_at - g->start);
+
+	head = (void *)to;
+	head->req.type = cpu_to_le32(NVG_IOCTL);
+	head->req.len = cpu_to_le32(g->used - g->start);
+	head->cmd = cpu_to_le32(g->cmd);
+	head->arg_len = cpu_to_le32(g->arg_len);
+	head->nsegs = cpu_to_le16(g->nsegs);
+	head->nfds = cpu_to_le16(g->nfds);
+
+	to += sizeof(*head);
+	for (i = 0; i < g->nsegs; i++) {
+		len = cpu_to_le32(g->segs[i].len);
+		memcpy(to + i * sizeof(len), &len, sizeof(len));
+	}
+	memcpy(to + segs, g->fds, fds);
+}
+
+/**
+ * nvg_gather_call() - build the message of one ioctl
+ * @g: ops, rules, limits and buffer set, the rest zero
+ * @kind: of the file
+ * @cmd: as the caller passed it
+ * @arg: as the caller passed it
+ *
+ * The message is buf[start..used]; file and caller are still to be filled in.
+ * A call that the schema does not know goes flat: the backend refuses it.
+ *
+ * Return: 0, or what the call fails with.
+ */
+int nvg_gather_call(struct nvg_gather *g, u8 kind, u32 cmd, u64 arg)
+{
+	u32 front = sizeof(struct nvg_ioctl) + NVG_MAX_SEGS * sizeof(__le32) +
+		    NVG_MAX_FDS * sizeof(struct nvg_fd);
+	const struct nvg_schema_ioctl *entry;
+	const struct nvg_schema_rule *rules;
+	u32 nrules, at;
+	int ret;
+
+	g->cmd = cmd;
+	g->arg = arg;
+	g->arg_len = _IOC_SIZE(cmd);
+	entry = nvg_find(g->rules, kind, cmd, g->arg_len);
+	if (entry && entry->flags & NVG_IOCTL_INDIRECT)
+		ret = nvg_follow(g, kind, &entry);
+	else
+		ret = 0;
+	if (ret)
+		return ret;
+	if (entry && entry->size)
+		g->arg_len = le32_to_cpu(entry->size);
+
+	ret = nvg_append(g, front, &at);
+	if (ret)
+		return ret;
+	ret = nvg_copy_in(g, g->arg, g->arg_len, &g->arg_at);
+	if (ret == -EFAULT && !entry) {
+		/* What we took for a size need not be one. */
+		g->arg_len = 0;
+		g->used = g->arg_at;
+		ret = 0;
+	}
+	if (ret)
+		return ret;
+
+	g->reply_len = sizeof(struct nvg_ioctl_resp) + NVG_PAD(g->arg_len);
+	if (g->reply_len > g->max_response)
+		return -ENOMEM;
+	if (entry) {
+		nrules = nvg_select(g->rules, entry, g->buf + g->arg_at,
+				    g->arg_len, &rules);
+		ret = nvg_gather_rules(g, rules, nrules);
+		if (ret)
+			return ret;
+	}
+	nvg_put_tables(g);
+	return 0;
+}
+
+static int nvg_copy_out(struct nvg_gather *g, const u8 *reply)
+{
+	u32 at = sizeof(struct nvg_ioctl_resp);
+	const struct nvg_segment *seg;
+	int ret;
+	u32 i;
+
+	ret = g->ops->write(g, g->arg, reply + at, g->arg_len);
+	at += NVG_PAD(g->arg_len);
+	for (i = 0; i < g->nsegs && !ret; i++) {
+		seg = &g->segs[i];
+		if (!(seg->flags & NVG_RULE_OUT))
+			continue;
+		ret = g->ops->write(g, seg->user, reply + at, seg->len);
+		at += NVG_PAD(seg->len);
+	}
+	return ret;
+}
+
+/**
+ * nvg_scatter_reply() - give a reply to the caller
+ * @g: as nvg_gather_call() left it
+ * @reply: what the device wrote
+ * @len: how much of it
+ *
+ * Pointers come from the caller's own argument, never from the reply.
+ *
+ * Return: what the ioctl returns.
+ */
+int nvg_scatter_reply(struct nvg_gather *g, const void *reply, u32 len)
+{
+	const struct nvg_ioctl_resp *head = reply;
+	u32 status;
+	int ret;
+
+	if (len < sizeof(head->resp) || le32_to_cpu(head->resp.len) > len ||
+	    le32_to_cpu(head->resp.len) < sizeof(head->resp))
+		return -EPROTO;
+	len = le32_to_cpu(head->resp.len);
+	status = le32_to_cpu(head->resp.status);
+	if (status > NVG_MAX_ERRNO)
+		return -EPROTO;
+	if (status && len == sizeof(head->resp))
+		return -(int)status;
+
+	if (len != g->reply_len || le32_to_cpu(head->arg_len) != g->arg_len)
+		return status ? -(int)status : -EPROTO;
+	ret = nvg_copy_out(g, reply);
+	if (status)
+		return -(int)status;
+	return ret ?: (int)le32_to_cpu(head->ret);
+}
