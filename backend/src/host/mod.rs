@@ -1,8 +1,10 @@
 //! The driver that answers: the host's own, or a simulated card.
 //!
+//! - `facts`: what of the host's driver a guest is to find
 //! - `linux`: the real nodes under `/dev`
 //! - `sim`: enough of RM, in this process, for every path to run without a card
 
+pub mod facts;
 pub mod linux;
 pub mod sim;
 

@@ -1,0 +1,295 @@
+//! RM_CONTROL: the methods that objects have here, by command.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use zerocopy::FromBytes;
+
+use super::client::{self, Object};
+use super::escape::{Answer, Call};
+use super::events::SOFTWARE;
+use super::layout::{Control, Preempt, SetNotification};
+use super::{identity, status, Inner, CRASH_US};
+use crate::errno::Errno;
+
+/// A method: its command, the classes that have it, its size, and what it does.
+struct Method {
+    command: u32,
+    classes: &'static [u32],
+    size: usize,
+    run: fn(&On<'_>, &mut [u8]) -> Result<u32, Errno>,
+}
+
+/// What a method is called on.
+struct On<'a> {
+    inner: &'a Inner,
+    client: u32,
+    handle: u32,
+    object: Object,
+}
+
+const fn method(
+    command: u32,
+    classes: &'static [u32],
+    size: usize,
+    run: fn(&On<'_>, &mut [u8]) -> Result<u32, Errno>,
+) -> Method {
+    Method { command, classes, size, run }
+}
+
+const ROOT: &[u32] = &[client::CLIENT];
+const SUB: &[u32] = &[client::SUBDEVICE];
+const CHANNEL: &[u32] = &[client::CHANNEL];
+const GROUP: &[u32] = &[client::CHANNEL_GROUP];
+
+/// Sorted by command. Names and sizes are of `ctrl/*.h` of release 580.
+const METHODS: &[Method] = &[
+    // GPU_GET_ATTACHED_IDS, GPU_GET_ID_INFO, GPU_GET_DEVICE_IDS, GPU_GET_ID_INFO_V2
+    method(0x201, ROOT, 128, attached_ids),
+    method(0x202, ROOT, 40, id_info),
+    method(0x204, ROOT, 4, device_ids),
+    method(0x205, ROOT, 32, id_info_v2),
+    // GPU_GET_PROBED_IDS, GPU_GET_PCI_INFO
+    method(0x214, ROOT, 384, probed_ids),
+    method(0x21b, ROOT, 12, pci_info),
+    // GPU_GET_NUM_SUBDEVICES
+    method(0x80_0280, &[client::DEVICE], 4, one),
+    // GPU_GET_NAME_STRING, GPU_GET_ID, GPU_GET_GID_INFO
+    method(0x2080_0110, SUB, 132, name_string),
+    method(0x2080_0142, SUB, 4, gpu_id),
+    method(0x2080_014a, SUB, 268, gid_info),
+    // EVENT_SET_NOTIFICATION, EVENT_SET_TRIGGER, EVENT_SET_TRIGGER_FIFO
+    method(0x2080_0301, SUB, 20, set_notification),
+    method(0x2080_0302, SUB, 0, trigger),
+    method(0x2080_0308, SUB, 4, trigger_fifo),
+    // TIMER_GET_TIME
+    method(0x2080_0403, SUB, 8, get_time),
+    // FB_GET_INFO_V2, BUS_GET_PCI_INFO
+    method(0x2080_1303, SUB, 1028, fb_info),
+    method(0x2080_1801, SUB, 16, bus_pci_info),
+    // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, PREEMPT
+    method(0xa06c_0101, GROUP, 3, nothing),
+    method(0xa06c_0105, GROUP, 8, preempt),
+    // NVA06F_CTRL_CMD_GPFIFO_SCHEDULE
+    method(0xa06f_0103, CHANNEL, 3, nothing),
+    // NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN
+    method(0xc36f_0108, CHANNEL, 4, submit_token),
+];
+
+impl Call<'_, '_> {
+    /// RM_CONTROL.
+    pub(super) fn control(&mut self) -> Answer {
+        let mut argument: Control = self.argument()?;
+        argument.status = self.call_method(&argument)?;
+        self.answer(&argument)
+    }
+
+    fn call_method(&mut self, argument: &Control) -> Result<u32, Errno> {
+        let Some(client) = self.client(argument.client) else { return Ok(status::INVALID_CLIENT) };
+        let Some(object) = client.owned().get(argument.object).cloned() else {
+            return Ok(status::OBJECT_NOT_FOUND);
+        };
+        // The null command is answered by every object.
+        if argument.command == 0 {
+            return Ok(status::OK);
+        }
+        let Ok(at) = METHODS.binary_search_by_key(&argument.command, |method| method.command) else {
+            return Ok(status::NOT_SUPPORTED);
+        };
+        let method = &METHODS[at];
+        if !method.classes.contains(&object.class) {
+            return Ok(status::NOT_SUPPORTED);
+        }
+        let size = argument.params_size as usize;
+        if size != method.size || (argument.params == 0) != (size == 0) {
+            return Ok(status::INVALID_ARGUMENT);
+        }
+        let inner = self.inner;
+        let on = On { inner, client: client.handle, handle: argument.object, object };
+        if size == 0 {
+            return (method.run)(&on, &mut []);
+        }
+        (method.run)(&on, self.follow(argument.params, size, "control parameters at")?)
+    }
+}
+
+fn put_u32(params: &mut [u8], at: usize, value: u32) {
+    params[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+fn get_u32(params: &[u8], at: usize) -> u32 {
+    params[at..at + 4].iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte))
+}
+
+fn nothing(_: &On<'_>, _: &mut [u8]) -> Result<u32, Errno> {
+    Ok(status::OK)
+}
+
+fn one(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    put_u32(params, 0, 1);
+    Ok(status::OK)
+}
+
+fn attached_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    params.fill(0xff);
+    put_u32(params, 0, identity::GPU_ID);
+    Ok(status::OK)
+}
+
+fn probed_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    params[..256].fill(0xff);
+    params[256..].fill(0);
+    put_u32(params, 0, identity::GPU_ID);
+    Ok(status::OK)
+}
+
+fn device_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    put_u32(params, 0, 1);
+    Ok(status::OK)
+}
+
+/// Everything of the one card is number 0, but its board and its NUMA node, which it has none of.
+fn id_info_v2(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    if get_u32(params, 0) != identity::GPU_ID {
+        return Ok(status::INVALID_ARGUMENT);
+    }
+    params[4..].fill(0);
+    put_u32(params, 0x1c, u32::MAX);
+    Ok(status::OK)
+}
+
+/// As above, with a pointer at 0x10 that the driver never writes through.
+fn id_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    if get_u32(params, 0) != identity::GPU_ID {
+        return Ok(status::INVALID_ARGUMENT);
+    }
+    params[4..0x10].fill(0);
+    params[0x18..].fill(0);
+    put_u32(params, 0x24, u32::MAX);
+    Ok(status::OK)
+}
+
+fn pci_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    if get_u32(params, 0) != identity::GPU_ID {
+        return Ok(status::INVALID_ARGUMENT);
+    }
+    put_u32(params, 4, 0);
+    put_u32(params, 8, u32::from(identity::SLOT) << 16);
+    Ok(status::OK)
+}
+
+fn bus_pci_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let [vendor, device] = identity::PCI_ID.map(u32::from);
+    put_u32(params, 0, device << 16 | vendor);
+    put_u32(params, 4, 0x18be << 16 | vendor);
+    put_u32(params, 8, 0xa1);
+    put_u32(params, 12, device);
+    Ok(status::OK)
+}
+
+fn gpu_id(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    put_u32(params, 0, identity::GPU_ID);
+    Ok(status::OK)
+}
+
+/// Flags 0 ask for ASCII, 1 for 16-bit characters.
+fn name_string(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let wide = match get_u32(params, 0) {
+        0 => 1,
+        1 => 2,
+        _ => return Ok(status::INVALID_ARGUMENT),
+    };
+    params[4..].fill(0);
+    for (index, byte) in identity::NAME.bytes().enumerate() {
+        params[4 + index * wide] = byte;
+    }
+    Ok(status::OK)
+}
+
+/// Flags 0 ask for text, 2 for bytes.
+fn gid_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let gid = match get_u32(params, 4) {
+        0 => {
+            let mut text = identity::uuid_text().into_bytes();
+            text.push(0);
+            text
+        }
+        2 => identity::UUID.to_vec(),
+        _ => return Ok(status::INVALID_ARGUMENT),
+    };
+    params[12..].fill(0);
+    params[12..12 + gid.len()].copy_from_slice(&gid);
+    // CAST: 41 at most.
+    put_u32(params, 8, gid.len() as u32);
+    Ok(status::OK)
+}
+
+fn set_notification(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Ok(wanted) = SetNotification::read_from_bytes(params) else { return Err(Errno::EINVAL) };
+    let source = (on.client, on.handle);
+    Ok(on.inner.events().set_action(source, wanted.event, wanted.action))
+}
+
+fn trigger(on: &On<'_>, _: &mut [u8]) -> Result<u32, Errno> {
+    on.inner.events().notify(SOFTWARE);
+    Ok(status::OK)
+}
+
+fn trigger_fifo(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    on.inner.events().notify_work(get_u32(params, 0));
+    Ok(status::OK)
+}
+
+/// Nanoseconds of the real-time clock.
+fn get_time(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // CAST: enough until the year 2554.
+    params[..8].copy_from_slice(&(now.as_nanos() as u64).to_le_bytes());
+    Ok(status::OK)
+}
+
+/// A list of (index, value); sizes are in KiB.
+fn fb_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let count = get_u32(params, 0) as usize;
+    if count > 128 {
+        return Ok(status::INVALID_ARGUMENT);
+    }
+    let usage = on.inner.card.usage()?;
+    let kib = |bytes: u64| u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+    for at in (0..count).map(|index| 4 + index * 8) {
+        let value = match get_u32(params, at) {
+            // BAR1, RAM, total RAM, heap, mappable heap, BAR1 available, usable RAM
+            0x5 | 0x7 | 0x8 | 0x9 | 0xa | 0x1d | 0x20 => kib(usage.total),
+            // Free heap, largest free region, largest free part of BAR1
+            0x16 | 0x12 | 0x1f => kib(usage.total.saturating_sub(usage.used)),
+            // Bus width
+            0xb => 64,
+            0..=0x3a => 0,
+            _ => return Ok(status::INVALID_ARGUMENT),
+        };
+        put_u32(params, at + 4, value);
+    }
+    Ok(status::OK)
+}
+
+/// The work of a simulated group never comes to rest: a preempt that waits does so for its whole
+/// time-out. So a test can stay in a call for as long as it wants (a real card takes a second at
+/// most), and crash a worker that allows it.
+fn preempt(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Ok(wanted) = Preempt::read_from_bytes(params) else { return Err(Errno::EINVAL) };
+    if wanted.manual == 0 || wanted.wait == 0 {
+        return Ok(status::OK);
+    }
+    if wanted.timeout_us == CRASH_US && on.inner.options.crash_on_request {
+        tracing::warn!("simulated card: this worker ends now, as it was asked to");
+        std::process::abort();
+    }
+    thread::sleep(Duration::from_micros(wanted.timeout_us.into()));
+    Ok(status::TIMEOUT)
+}
+
+fn submit_token(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(token) = on.object.channel else { return Ok(status::INVALID_ARGUMENT) };
+    put_u32(params, 0, token);
+    Ok(status::OK)
+}

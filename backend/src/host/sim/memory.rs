@@ -1,0 +1,175 @@
+//! Memory objects: a range of the card, a memory file of the machine, or the doorbell page.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use nix::fcntl::{fcntl, FcntlArg, SealFlag};
+use nix::sys::memfd::{memfd_create, MFdFlags};
+
+use super::card::{Card, Range};
+
+/// What the machine's memory is allocated in.
+pub const PAGE: u64 = 4096;
+/// Bytes of the page that work is submitted with (`NVC361`).
+pub const DOORBELL: u64 = 64 << 10;
+
+/// Memory behind one object and its duplicates. Dropped with the last of them.
+#[derive(Debug)]
+pub struct Memory {
+    /// Bytes, whole granules or pages.
+    pub size: u64,
+    store: Store,
+}
+
+#[derive(Debug)]
+enum Store {
+    Video { card: Arc<Card>, range: Range, owner: AtomicU64, abandoned: AtomicBool },
+    /// Made when it is first mapped, read or written: many objects never are.
+    System(OnceLock<Arc<File>>),
+    Doorbell(Arc<File>),
+}
+
+/// Where a VMM finds memory.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// At this offset of the card's file.
+    Card(u64),
+    /// At the start of this memory file.
+    Own(Arc<File>),
+}
+
+impl Memory {
+    /// Allocates video memory for the open file `owner`; `None` if there is not enough.
+    pub fn video(card: &Arc<Card>, owner: u64, size: u64, align: u64, clear: bool) -> io::Result<Option<Self>> {
+        let range = card.allocate(owner, size, align, clear)?;
+        Ok(range.map(|range| Self {
+            size: range.length,
+            store: Store::Video {
+                card: Arc::clone(card),
+                range,
+                owner: owner.into(),
+                abandoned: false.into(),
+            },
+        }))
+    }
+
+    /// Allocates the machine's memory.
+    pub fn system(size: u64) -> Option<Self> {
+        let size = size.max(1).checked_next_multiple_of(PAGE)?;
+        Some(Self { size, store: Store::System(OnceLock::new()) })
+    }
+
+    /// The doorbell page, behind `file`.
+    pub fn doorbell(file: Arc<File>) -> Self {
+        Self { size: DOORBELL, store: Store::Doorbell(file) }
+    }
+
+    /// Whether a card's node maps it, and not the control node.
+    pub fn is_device(&self) -> bool {
+        !matches!(self.store, Store::System(_))
+    }
+
+    /// Whether it is video memory.
+    pub fn is_video(&self) -> bool {
+        matches!(self.store, Store::Video { .. })
+    }
+
+    /// Where it is.
+    pub fn source(&self) -> io::Result<Source> {
+        Ok(match &self.store {
+            Store::Video { range, .. } => Source::Card(range.offset),
+            Store::Doorbell(file) => Source::Own(Arc::clone(file)),
+            Store::System(_) => Source::Own(self.system_file()?),
+        })
+    }
+
+    /// Offset in video memory, as the card counts.
+    pub fn card_offset(&self) -> u64 {
+        match &self.store {
+            Store::Video { range, .. } => range.offset - super::card::BOOK,
+            _ => 0,
+        }
+    }
+
+    /// The number of the open file that it belongs to.
+    pub fn owner(&self) -> Option<u64> {
+        match &self.store {
+            Store::Video { owner, .. } => Some(owner.load(Ordering::Relaxed)),
+            _ => None,
+        }
+    }
+
+    /// Leaves it to the lock of its owner's file: other processes may hold duplicates of that.
+    pub fn abandon(&self) {
+        if let Store::Video { abandoned, .. } = &self.store {
+            abandoned.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes it belong to another open file.
+    pub fn give(&self, heir: u64) -> io::Result<()> {
+        match &self.store {
+            Store::Video { card, range, owner, .. } => {
+                card.give(owner.swap(heir, Ordering::Relaxed), *range, heir)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the word at `offset`, as the card does.
+    pub fn read_u32(&self, offset: u64) -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        match &self.store {
+            Store::Video { card, range, .. } => card.read_at(range.offset + offset, &mut bytes)?,
+            Store::Doorbell(file) => file.read_exact_at(&mut bytes, offset)?,
+            Store::System(_) => self.system_file()?.read_exact_at(&mut bytes, offset)?,
+        }
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Writes the word at `offset`, as the card does.
+    pub fn write_u32(&self, offset: u64, value: u32) -> io::Result<()> {
+        let bytes = value.to_le_bytes();
+        match &self.store {
+            Store::Video { card, range, .. } => card.write_at(range.offset + offset, &bytes),
+            Store::Doorbell(file) => file.write_all_at(&bytes, offset),
+            Store::System(_) => self.system_file()?.write_all_at(&bytes, offset),
+        }
+    }
+
+    fn system_file(&self) -> io::Result<Arc<File>> {
+        let Store::System(cell) = &self.store else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if let Some(file) = cell.get() {
+            return Ok(Arc::clone(file));
+        }
+        let file = sealed_file("nvguest-system-memory", self.size)?;
+        Ok(Arc::clone(cell.get_or_init(|| file)))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Store::Video { card, range, owner, abandoned } = &mut self.store {
+            if !*abandoned.get_mut() {
+                if let Err(error) = card.free(*owner.get_mut(), *range) {
+                    tracing::error!(%error, "simulated card: video memory could not be freed");
+                }
+            }
+        }
+    }
+}
+
+/// A memory file that can neither shrink nor grow, so that no mapping of it ever faults.
+pub fn sealed_file(name: &str, size: u64) -> io::Result<Arc<File>> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = File::from(memfd_create(name, flags)?);
+    file.set_len(size)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(Arc::new(file))
+}
