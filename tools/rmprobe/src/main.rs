@@ -1,1 +1,148 @@
-fn main() {}
+//! `rmprobe`: asks NVIDIA's kernel driver, without NVIDIA's libraries, for what a program needs
+//! of it, and checks every answer.
+//!
+//! - [`sys`]: the system calls, and all `unsafe`
+//! - [`abi`]: the driver's numbers and structs
+//! - [`rm`]: a client of the driver
+//! - [`checks`]: what is checked, a file per subject
+//! - [`modes`]: longer runs that tests drive
+//!
+//! The same binary runs on a host and in a guest and gives the same verdict lines; only the detail
+//! after the colon may differ. It uses what any user may use and changes no setting of the card.
+#![deny(unsafe_code)]
+
+mod abi;
+mod checks;
+mod modes;
+mod rm;
+#[allow(unsafe_code)]
+mod sys;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use serde_json::json;
+
+use crate::rm::{Card, Result};
+
+/// Checks what NVIDIA's kernel driver answers, without NVIDIA's libraries.
+///
+/// Without an option that says otherwise, every check runs. Exit status: 0 if all went well, 1 if
+/// a check failed or there is no driver.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// One JSON object a line instead of text
+    #[arg(long)]
+    json: bool,
+    /// Names the checks and what each shows
+    #[arg(long)]
+    list: bool,
+    /// Only this check (may be given again)
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Probes /dev/nvidiaN instead of the first card
+    #[arg(long, value_name = "N")]
+    card: Option<u32>,
+    /// Opens, maps, unmaps and closes N times
+    #[arg(long, value_name = "N")]
+    cycles: Option<u64>,
+    /// Touches each of N mappings the moment it is told of it
+    #[arg(long, value_name = "N")]
+    map_race: Option<u64>,
+    /// Keeps video memory mapped, and looks at it at each line of standard input
+    #[arg(long, value_name = "SECONDS")]
+    hold: Option<u64>,
+    /// How much --hold keeps
+    #[arg(long, value_name = "MIB", default_value_t = 2)]
+    size: u64,
+    /// Stays in one call (the simulated card only)
+    #[arg(long, value_name = "MS")]
+    block: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if options.list {
+        for check in checks::ALL.iter().copied().flatten() {
+            println!("{:<20} {}", check.name, check.about);
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Some(name) = options.only.iter().find(|name| !known(name)) {
+        eprintln!("rmprobe: no check is called {name}; --list names them");
+        return ExitCode::from(2);
+    }
+    let mut report = Report { json: options.json, failed: 0 };
+    match modes::find_card(options.card) {
+        Ok(card) => run(&options, &card, &mut report),
+        Err(failure) => report.tell("driver", Duration::ZERO, Err(failure)),
+    }
+    if report.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn known(name: &str) -> bool {
+    checks::ALL.iter().copied().flatten().any(|check| check.name == name)
+}
+
+/// The modes that were asked for, or else the checks.
+fn run(options: &Options, card: &Card, report: &mut Report) {
+    let seconds = |count| Duration::from_secs(count);
+    let mut modes: Vec<(&str, Box<dyn FnOnce() -> Result<String> + '_>)> = Vec::new();
+    if let Some(count) = options.cycles {
+        modes.push(("cycles", Box::new(move || modes::cycles(card, count))));
+    }
+    if let Some(count) = options.map_race {
+        modes.push(("map-race", Box::new(move || modes::map_race(card, count))));
+    }
+    if let Some(ms) = options.block {
+        modes.push(("block", Box::new(move || modes::block(card, Duration::from_millis(ms)))));
+    }
+    if let Some(count) = options.hold {
+        modes.push(("hold", Box::new(move || modes::hold(card, seconds(count), options.size))));
+    }
+    let some_mode = !modes.is_empty();
+    for (name, mode) in modes {
+        report.time(name, mode);
+    }
+    if some_mode && options.only.is_empty() {
+        return;
+    }
+    for check in checks::ALL.iter().copied().flatten() {
+        if options.only.is_empty() || options.only.iter().any(|name| name == check.name) {
+            report.time(check.name, || (check.run)(card));
+        }
+    }
+}
+
+/// Prints verdicts and counts failures.
+struct Report {
+    json: bool,
+    failed: u32,
+}
+
+impl Report {
+    fn time(&mut self, name: &str, run: impl FnOnce() -> Result<String>) {
+        let started = Instant::now();
+        let result = run();
+        self.tell(name, started.elapsed(), result);
+    }
+
+    fn tell(&mut self, name: &str, time: Duration, result: Result<String>) {
+        let (ok, detail) = match result {
+            Ok(detail) => (true, detail),
+            Err(failure) => (false, failure.to_string()),
+        };
+        self.failed += u32::from(!ok);
+        if self.json {
+            println!("{}", json!({"check": name, "ok": ok, "detail": detail, "ms": time.as_secs_f64() * 1e3}));
+        } else {
+            println!("{} {name}: {detail}", if ok { "ok" } else { "FAIL" });
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Longer runs that a test drives: leaks, the map race, and holding on while something dies.
+
+use std::io::BufRead;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::abi::{class, control};
+use crate::rm::{self, wrong, Card, Client, Outcome, Place, Result, Session};
+
+/// Opens, allocates, maps, writes, unmaps and closes, `count` times.
+pub fn cycles(card: &Card, count: u64) -> Result<String> {
+    for seed in 0..count {
+        let session = Session::open(card)?;
+        for place in [Place::Video, Place::System] {
+            let memory = session.memory(place, 65536)?;
+            let mapped = session.map(place, memory, 65536)?;
+            mapped.mapping.fill(seed, 4096);
+            if mapped.mapping.wrong(seed, 4096) != 0 {
+                return wrong(format!("cycle {seed} read what it did not write to {place:?} memory"));
+            }
+            // Every other cycle leaves the cleaning to the close of the file.
+            if seed % 2 == 0 {
+                session.unmap(memory, mapped)?;
+                session.client.free(session.device, memory).ok("freeing memory")?;
+            }
+        }
+    }
+    Ok(format!("{count} cycles"))
+}
+
+/// Touches each mapping the moment it is told of it, `count` times, and counts wrong reads.
+///
+/// Each memory gets a value of its own through one mapping; a new mapping must show it at the
+/// first read. A mapping that is told before it is placed shows zero or an older memory.
+pub fn map_race(card: &Card, count: u64) -> Result<String> {
+    const MEMORIES: usize = 8;
+    let session = Session::open(card)?;
+    let mut kept = Vec::new();
+    for seed in 0..MEMORIES {
+        let place = if seed % 2 == 0 { Place::Video } else { Place::System };
+        let memory = session.memory(place, 65536)?;
+        let mapped = session.map(place, memory, 65536)?;
+        mapped.mapping.fill(0x1000 + seed as u64, 65536);
+        session.unmap(memory, mapped)?;
+        kept.push((place, memory));
+    }
+    let mut wrong_reads = 0;
+    for round in 0..count {
+        let index = (round % MEMORIES as u64) as usize;
+        let (place, memory) = kept[index];
+        let mapped = session.map(place, memory, 65536)?;
+        let seed = 0x1000 + index as u64;
+        if mapped.mapping.wrong(seed, 64) != 0 {
+            wrong_reads += 1;
+        }
+        session.unmap(memory, mapped)?;
+    }
+    match wrong_reads {
+        0 => Ok(format!("{count} maps and unmaps, 0 wrong reads")),
+        reads => wrong(format!("{reads} of {count} mappings showed other memory at first")),
+    }
+}
+
+/// Keeps `mib` of video memory, mapped and filled, and tells at each line of standard input
+/// whether it still holds what was written. Ends after `time`.
+pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
+    let session = Session::open(card)?;
+    let memory = session.memory(Place::Video, mib << 20)?;
+    let mapped = session.map(Place::Video, memory, mib << 20)?;
+    let seed = u64::from(std::process::id());
+    mapped.mapping.fill(seed, mapped.mapping.len());
+    println!("holding {mib} MiB of video memory, client {:#x}, seed {seed}", session.client.handle);
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        match lines.recv_timeout(left) {
+            Ok(line) => {
+                let words = mapped.mapping.wrong(seed, mapped.mapping.len());
+                println!("{line}: first word {:#018x}, {words} words wrong", mapped.mapping.read(0));
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                thread::sleep(end.saturating_duration_since(Instant::now()));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => break,
+        }
+    }
+    match mapped.mapping.wrong(seed, mapped.mapping.len()) {
+        0 => Ok(format!("held {mib} MiB for {} s", time.as_secs())),
+        words => wrong(format!("{words} words are not those written")),
+    }
+}
+
+/// Stays in one call for `time`: the simulated card's channel groups never come to rest, so that
+/// PREEMPT waits for its whole time-out. A real card is preempted at once.
+pub fn block(card: &Card, time: Duration) -> Result<String> {
+    let session = Session::open(card)?;
+    // NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS: engineType is NV2080_ENGINE_TYPE_GRAPHICS
+    let mut group = [0; 20];
+    group[0xc] = 1;
+    let group = session.client.alloc(session.device, class::CHANNEL_GROUP, Some(&mut group))?;
+    let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    // bWait, bManualTimeout, timeoutUs
+    let mut params = [1, 1, 0, 0, 0, 0, 0, 0];
+    params[4..].copy_from_slice(&micros.to_le_bytes());
+    println!("blocking for {} ms, client {:#x}", time.as_millis(), session.client.handle);
+    let started = Instant::now();
+    let outcome = session.client.control(group, control::PREEMPT, &mut params);
+    // NV_ERR_TIMEOUT
+    match outcome == Outcome::Status(0x65) && started.elapsed() >= time {
+        true => Ok(format!("{} ms in one call", time.as_millis())),
+        false => wrong(format!("PREEMPT answered {outcome} after {} ms", started.elapsed().as_millis())),
+    }
+}
+
+/// The card to probe: the first, or the one with this minor number.
+pub fn find_card(minor: Option<u32>) -> Result<Card> {
+    let client = Client::new()?;
+    let cards = rm::cards(&client.ctl)?;
+    let wanted = minor.map(|minor| format!("/dev/nvidia{minor}"));
+    let found = cards.iter().find(|card| wanted.as_ref().is_none_or(|node| card.node.as_os_str() == node.as_str()));
+    let Some(card) = found else {
+        return wrong(format!("the driver has {} cards and none is {wanted:?}", cards.len()));
+    };
+    let mut card = card.clone();
+    // A card that nobody holds open is not attached, and has no instance before that.
+    let _open = rm::open(&card.node)?;
+    card.instance = rm::instance_of(&client, card.gpu_id)?;
+    Ok(card)
+}

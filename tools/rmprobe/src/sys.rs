@@ -1,0 +1,173 @@
+//! The system calls that need `unsafe`: ioctl on the driver's nodes, and shared mappings.
+//!
+//! Both are made safe here: an argument's pointers are written by [`call`] alone, and a
+//! [`Mapping`] is read and written through bounds-checked volatile accesses.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use nix::libc;
+use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
+
+use crate::abi::escape;
+
+/// More than the parameters of any class that [`call`] lets through.
+///
+/// RM copies its own size of a class's parameters in and out, whatever the caller says.
+const SCRATCH: usize = 4096;
+
+/// Opens a node for reading and writing, blocking, closed on exec.
+pub fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+/// Makes the call `nr` with `argument`, whose one pointer (if it has one) leads to `params`.
+///
+/// # Panics
+/// On a number that is not known here, because what its argument reaches is then not known either.
+pub fn call(
+    file: &File,
+    nr: u32,
+    argument: &mut [u8],
+    params: Option<&mut [u8]>,
+) -> io::Result<()> {
+    let mut scratch = [0_u8; SCRATCH];
+    let pointer_at = pointer_of(nr, argument);
+    let Some(at) = pointer_at else {
+        assert!(params.is_none(), "call {nr:#x} takes no parameters");
+        return raw_ioctl(file, nr, argument);
+    };
+    let Some(params) = params else {
+        argument[at..at + 8].fill(0);
+        return raw_ioctl(file, nr, argument);
+    };
+    if params.len() > SCRATCH {
+        // Only RM_CONTROL has parameters of that size, and it copies what the caller says.
+        assert_eq!(nr, escape::RM_CONTROL, "parameters of {} bytes", params.len());
+        argument[at..at + 8].copy_from_slice(&address_of(params).to_le_bytes());
+        return raw_ioctl(file, nr, argument);
+    }
+    scratch[..params.len()].copy_from_slice(params);
+    argument[at..at + 8].copy_from_slice(&address_of(&mut scratch).to_le_bytes());
+    let result = raw_ioctl(file, nr, argument);
+    params.copy_from_slice(&scratch[..params.len()]);
+    result
+}
+
+/// Where the argument of `nr` has its pointer.
+fn pointer_of(nr: u32, argument: &mut [u8]) -> Option<usize> {
+    match nr {
+        escape::RM_CONTROL => {
+            // A control's size must never exceed the buffer behind its pointer.
+            let size = u32::from_le_bytes(argument[0x18..0x1c].try_into().expect("four bytes"));
+            assert!(size as usize <= SCRATCH || size as usize <= 1 << 20, "control of {size} bytes");
+            Some(0x10)
+        }
+        escape::RM_ALLOC => {
+            // `pRightsRequested`: this probe asks for none.
+            argument[0x18..0x20].fill(0);
+            Some(0x10)
+        }
+        escape::RM_GET_EVENT_DATA => Some(0),
+        escape::RM_VID_HEAP_CONTROL => {
+            let function = argument[8];
+            assert!(matches!(function, 2 | 3), "heap function {function} may pin memory");
+            None
+        }
+        _ => {
+            assert!(escape::WITHOUT_POINTER.contains(&nr), "call {nr:#x} is not known here");
+            None
+        }
+    }
+}
+
+fn address_of(bytes: &mut [u8]) -> u64 {
+    bytes.as_mut_ptr().expose_provenance() as u64
+}
+
+fn raw_ioctl(file: &File, nr: u32, argument: &mut [u8]) -> io::Result<()> {
+    let size = u32::try_from(argument.len()).expect("arguments are small");
+    let request = libc::c_ulong::from(3 << 30 | size << 16 | u32::from(b'F') << 8 | nr);
+    // SAFETY: `argument` is as long as the number says and lives through the call; its only
+    // pointer was written by `call` and leads to a buffer at least as long as the driver copies
+    // (`SCRATCH` bytes, or the size in the argument, which `call` checked), alive as well.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument.as_mut_ptr()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Memory of the card or the driver, mapped shared.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u64>,
+    length: usize,
+}
+
+// SAFETY: the pages belong to this value until it is dropped, and are only accessed with
+// volatile loads and stores of memory that other parties are expected to change.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; concurrent volatile accesses of whole words are what the memory is for.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes from the start of `file`.
+    pub fn new(file: &File, length: usize) -> io::Result<Self> {
+        let pages = NonZeroUsize::new(length.next_multiple_of(4096)).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: no address is asked for, so no existing mapping is touched.
+        let start = unsafe { mmap(None, pages, protection, MapFlags::MAP_SHARED, file, 0) }?;
+        Ok(Self { start: start.cast(), length: pages.get() })
+    }
+
+    /// Bytes mapped, whole pages.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    fn word(&self, index: usize) -> NonNull<u64> {
+        assert!(index < self.length / 8, "word {index} of {}", self.length / 8);
+        // SAFETY: the index is within the mapping.
+        unsafe { self.start.add(index) }
+    }
+
+    /// Reads the word at `index`.
+    pub fn read(&self, index: usize) -> u64 {
+        // SAFETY: aligned, mapped for reading, any bits are a number; `word` checked the index.
+        unsafe { self.word(index).read_volatile() }
+    }
+
+    /// Writes the word at `index`.
+    pub fn write(&self, index: usize, value: u64) {
+        // SAFETY: aligned, mapped for writing; `word` checked the index.
+        unsafe { self.word(index).write_volatile(value) }
+    }
+
+    /// Writes a pattern that is different for every seed and every word.
+    pub fn fill(&self, seed: u64, bytes: usize) {
+        for index in 0..bytes / 8 {
+            self.write(index, pattern(seed, index));
+        }
+    }
+
+    /// How many words are not those of [`Mapping::fill`].
+    pub fn wrong(&self, seed: u64, bytes: usize) -> usize {
+        (0..bytes / 8).filter(|&index| self.read(index) != pattern(seed, index)).count()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this mapping was made by `new`, and nothing borrows it any more.
+        let _ = unsafe { munmap(self.start.cast(), self.length) };
+    }
+}
+
+fn pattern(seed: u64, index: usize) -> u64 {
+    (seed ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ seed
+}
