@@ -1,7 +1,13 @@
 //! The vhost-user backend of nvguest; `main.rs` has the map of the house.
-#![warn(missing_docs)]
 
+pub mod args;
+pub mod broker;
 pub mod errno;
 pub mod host;
 pub mod marshal;
+pub mod policy;
+pub mod profile;
+pub mod sandbox;
+pub mod transport;
 pub mod wire;
+pub mod worker;

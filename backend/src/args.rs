@@ -1,0 +1,178 @@
+//! The command line, and nothing else.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Parser, ValueEnum};
+use nvguest_abi::Capability;
+
+/// Share one NVIDIA card with a VM guest.
+///
+/// One process serves one guest. Start it before the VMM, which connects to the
+/// socket as to any vhost-user device. With stock QEMU 11.1 or newer:
+///
+///   -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem
+///   -chardev socket,id=nv,path=SOCKET
+///   -device vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs=34,vq_size=256,config_size=64
+///
+/// Exit status: 0 the guest is gone, 1 something failed, 2 the command line is wrong,
+/// 78 no profile fits the host's driver release.
+#[derive(Debug, Parser)]
+#[command(name = "vhost-user-nvguest", version, verbatim_doc_comment)]
+#[command(group(ArgGroup::new("listen").args(["socket_path", "fd"])))]
+pub struct Args {
+    /// Listen on this Unix socket; it is removed at the end.
+    #[arg(long, value_name = "PATH")]
+    pub socket_path: Option<PathBuf>,
+
+    /// Use this descriptor, a listening Unix socket (as systemd hands it over).
+    #[arg(long, value_name = "FDNUM")]
+    pub fd: Option<RawFd>,
+
+    /// Print what this backend is, as vhost-user's conventions ask, and exit.
+    #[arg(long)]
+    pub print_capabilities: bool,
+
+    /// Do everything short of serving, say what was found, and exit.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Which driver answers: the host's, a simulated card, or the host's if it is there.
+    #[arg(long, value_enum, default_value_t = HostChoice::Auto, value_name = "HOST")]
+    pub host: HostChoice,
+
+    /// The card to share, by index, UUID or PCI address; all cards if not given.
+    #[arg(long, value_name = "GPU")]
+    pub gpu: Option<String>,
+
+    /// What the guest may use a card for.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "utility,graphics,video")]
+    pub caps: Vec<CapabilityName>,
+
+    /// Address space of the memory window: a power of two, e.g. 64G. 8G fits guests with
+    /// 36 physical address bits.
+    #[arg(long, value_name = "SIZE", default_value = "64G", value_parser = size)]
+    pub window_size: u64,
+
+    /// Serve a driver release that no profile covers, with the nearest one. For diagnosis only.
+    #[arg(long)]
+    pub allow_unmeasured: bool,
+
+    /// How long a worker looks at its queue before it sleeps, in microseconds.
+    #[arg(long, value_name = "US", default_value_t = 20)]
+    pub poll_us: u32,
+
+    /// Answer admins on this Unix socket with the state of the guest, as JSON.
+    #[arg(long, value_name = "PATH")]
+    pub admin_socket: Option<PathBuf>,
+
+    /// What to log: error, warn, info, debug, trace, or a filter in tracing's syntax.
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    pub log_level: String,
+
+    /// How to log.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
+    pub log_format: LogFormat,
+
+    /// Serve one guest process, on the descriptor that is standard input. Brokers start this.
+    #[arg(long, hide = true)]
+    pub worker: bool,
+}
+
+/// Which driver answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HostChoice {
+    /// The host's if its control node is there, else a simulated card.
+    Auto,
+    /// A simulated card.
+    Sim,
+    /// The host's.
+    Nvidia,
+}
+
+/// How to log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: an object a line.
+    Json,
+}
+
+/// NVIDIA's own words for what a card is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CapabilityName {
+    /// nvidia-smi, NVML.
+    Utility,
+    /// Vulkan, OpenGL.
+    Graphics,
+    /// NVDEC, NVENC, Vulkan Video.
+    Video,
+    /// CUDA: nvidia-uvm and registered guest memory.
+    Compute,
+    /// Screens.
+    Display,
+}
+
+impl Args {
+    /// The capabilities as bits of [`Capability`].
+    pub fn capabilities(&self) -> u32 {
+        self.caps.iter().map(|&name| Capability::from(name) as u32).fold(0, |all, bit| all | bit)
+    }
+}
+
+impl From<CapabilityName> for Capability {
+    fn from(name: CapabilityName) -> Self {
+        match name {
+            CapabilityName::Utility => Self::Utility,
+            CapabilityName::Graphics => Self::Graphics,
+            CapabilityName::Video => Self::Video,
+            CapabilityName::Compute => Self::Compute,
+            CapabilityName::Display => Self::Display,
+        }
+    }
+}
+
+/// A window's size: a power of two from 1 MiB on, with an optional binary suffix.
+fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let count: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size, e.g. 64G"))?;
+    let size = count.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))?;
+    if !size.is_power_of_two() || size < 1 << 20 {
+        let below = (1 << 20).max(size.checked_next_power_of_two().unwrap_or(1 << 36));
+        return Err(format!("{text} is not a power of two of at least 1M; try {}M", below >> 20));
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_window_is_a_power_of_two() {
+        assert_eq!(size("64G"), Ok(64 << 30));
+        assert_eq!(size("8589934592"), Ok(8 << 30));
+        for text in ["", "G", "3G", "-1", "1K", "99999999999G"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_socket_and_a_descriptor_exclude_each_other() {
+        let both = Args::try_parse_from(["x", "--socket-path", "s", "--fd", "3"]);
+        assert!(both.is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! What an admin can ask: one JSON object for each connection of the admin socket.
+
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{json, Map, Value};
+
+use super::Broker;
+use crate::wire::Kind;
+
+/// Version of the object's shape.
+const SCHEMA: u32 = 1;
+/// A client that does not read for so long is dropped.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Starts the thread that answers on `listener`.
+pub fn start(broker: &Arc<Broker>, listener: UnixListener) -> Result<()> {
+    let broker = Arc::clone(broker);
+    std::thread::Builder::new()
+        .name("admin".into())
+        .stack_size(256 << 10)
+        .spawn(move || {
+            for client in listener.incoming().flatten() {
+                if let Err(error) = answer(&broker, client) {
+                    tracing::debug!(%error, "an admin's question went unanswered");
+                }
+            }
+        })
+        .context("Starting the admin thread failed")?;
+    Ok(())
+}
+
+fn answer(broker: &Broker, mut client: UnixStream) -> std::io::Result<()> {
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut text = status(broker).to_string();
+    text.push('\n');
+    client.write_all(text.as_bytes())
+}
+
+/// The state of the guest.
+pub fn status(broker: &Broker) -> Value {
+    let (placements, window_bytes) = broker.window.usage();
+    let workers: Vec<Value> = broker
+        .workers
+        .list()
+        .into_iter()
+        .map(|(number, pid, process)| {
+            json!({"worker": number, "pid": pid, "guest_tgid": process.tgid})
+        })
+        .collect();
+    let refusals: Vec<Value> = broker
+        .workers
+        .refusals()
+        .into_iter()
+        .map(|(verdict, what, count)| {
+            json!({"reason": verdict.name(), "what": what.to_string(), "at_least": count})
+        })
+        .collect();
+    json!({
+        "schema": SCHEMA,
+        "release": broker.compiled.release,
+        "profile": broker.compiled.profile,
+        "workers": workers,
+        "placements": placements,
+        "window_bytes": window_bytes,
+        "requests": requests(broker),
+        "events": broker.control.events_counted() + broker.workers.events_counted(),
+        "refusals": refusals,
+    })
+}
+
+/// Requests served, by type.
+fn requests(broker: &Broker) -> Map<String, Value> {
+    Kind::ALL
+        .into_iter()
+        .map(|kind| {
+            let count = match kind {
+                // Queue 0 only passes these on; a worker counts them.
+                Kind::Open | Kind::Close | Kind::Ioctl | Kind::Map | Kind::Unmap | Kind::Arm => {
+                    broker.workers.counted(kind)
+                }
+                _ => broker.control.counted(kind),
+            };
+            (kind.name().to_owned(), count.into())
+        })
+        .collect()
+}

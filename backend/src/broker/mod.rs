@@ -1,0 +1,238 @@
+//! The broker: what one guest shares among its processes, and the life of their workers.
+//!
+//! It opens no NVIDIA device, makes no RM call and parses almost nothing of the
+//! guest's: stock QEMU cannot survive a backend that dies.
+//!
+//! - [`device`]: what the frontend sets up
+//! - [`control`]: queues 0 and 1, and the thread that serves them
+//! - [`workers`]: which process has which worker and slot
+//! - [`worker`]: one worker, from the broker's side
+//! - [`window`]: what is placed in the guest's memory window
+//! - [`nodes`]: what the guest is told to create
+//! - [`admin`]: what an admin can ask
+
+pub mod admin;
+pub mod control;
+pub mod device;
+pub mod nodes;
+pub mod window;
+pub mod worker;
+pub mod workers;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nvguest_abi::compiled::Compiled;
+use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
+
+use crate::host::Node;
+use crate::wire;
+use crate::worker::start::HostKind;
+use control::Control;
+use device::{Device, Frontend};
+use nodes::Nodes;
+use window::Window;
+use workers::Workers;
+
+/// Workers of a guest that is gone are waited for so long.
+const GOING: Duration = Duration::from_secs(5);
+
+/// What a broker is started with.
+pub struct Settings {
+    /// The host's profile.
+    pub compiled: Arc<Compiled>,
+    /// What the guest must create.
+    pub nodes: Nodes,
+    /// Which driver workers ask.
+    pub host: HostKind,
+    /// The simulated card, for [`HostKind::Sim`].
+    pub card: Option<OwnedFd>,
+    /// Bytes of window.
+    pub window_size: u64,
+    /// How long a worker looks at its queue before it sleeps, in µs.
+    pub poll_us: u32,
+    /// Limits of the guest.
+    pub limits: Limits,
+}
+
+/// Limits of a guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Worker slots: queue pairs beyond the broker's own.
+    pub slots: usize,
+    /// Worker processes.
+    pub workers: usize,
+    /// Files of one process.
+    pub files: u32,
+    /// Placements in the window.
+    pub placements: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { slots: 16, workers: 256, files: 4096, placements: 256 }
+    }
+}
+
+/// The state of one guest.
+pub struct Broker {
+    /// Which driver workers ask.
+    pub host: HostKind,
+    /// The simulated card.
+    pub card: Option<OwnedFd>,
+    /// Limits of the guest.
+    pub limits: Limits,
+    /// How long a worker looks at its queue before it sleeps, in µs.
+    pub poll_us: u32,
+    /// The host's profile, and its blob for the workers.
+    pub compiled: Arc<Compiled>,
+    /// See [`Broker::compiled`].
+    pub compiled_blob: Vec<u8>,
+    /// The SCHEMA blob.
+    pub schema: Vec<u8>,
+    /// The NODES blob.
+    pub nodes: Vec<u8>,
+    /// Devices by their position among the nodes.
+    pub devices: Arc<Vec<Option<Node>>>,
+    /// The memory window.
+    pub window: Window,
+    /// Queues 0 and 1.
+    pub control: Control,
+    /// Worker processes.
+    pub workers: Workers,
+    device: device::Shared,
+}
+
+impl Broker {
+    /// A broker that serves nobody yet.
+    pub fn new(settings: Settings) -> Result<Arc<Self>> {
+        let Settings { compiled, nodes, host, card, window_size, poll_us, limits } = settings;
+        let queues = wire::BROKER_QUEUES + 2 * limits.slots;
+        Ok(Arc::new(Self {
+            host,
+            card,
+            limits,
+            poll_us,
+            compiled_blob: compiled.to_bytes(),
+            schema: compiled.rules.to_schema(),
+            compiled,
+            nodes: nodes.blob,
+            devices: Arc::new(nodes.devices),
+            window: Window::new(window_size, limits.placements),
+            control: Control::new().context("Setting up the control thread failed")?,
+            workers: Workers::new(limits),
+            device: device::Shared::new(Device::new(queues)),
+        }))
+    }
+
+    /// Serves one frontend until it hangs up.
+    pub fn serve(self: &Arc<Self>, connection: UnixStream) -> Result<()> {
+        control::start(self)?;
+        let frontend = Arc::new(Frontend::new(Arc::clone(self)));
+        let mut handler = BackendReqHandler::from_stream(connection, frontend);
+        let outcome = loop {
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(VhostError::Disconnected | VhostError::PartialMessage) => break Ok(()),
+                Err(VhostError::SocketBroken(error)) => break Err(error.into()),
+                // The frontend was told, if it asked to be; the device goes on.
+                Err(error @ (VhostError::InvalidParam | VhostError::InvalidOperation(_))) => {
+                    tracing::warn!(%error, "a request of the VMM was refused");
+                }
+                Err(error) => break Err(error).context("Serving the VMM failed"),
+            }
+        };
+        self.workers.end_all();
+        if !self.workers.await_empty(GOING) {
+            tracing::warn!("workers are still ending; the kernel takes back what they hold");
+        }
+        outcome
+    }
+
+    /// The device; held for moments only.
+    pub fn device(&self) -> MutexGuard<'_, Device> {
+        device::lock(&self.device)
+    }
+
+    /// What the guest reads at probe.
+    pub fn config(&self) -> wire::Config {
+        wire::Config {
+            magic: wire::MAGIC.into(),
+            version: wire::VERSION.into(),
+            // CAST: at most MAX_SLOTS.
+            slots: (self.limits.slots as u16).into(),
+            window_size: self.window.size().into(),
+            reserved: Default::default(),
+        }
+    }
+
+    /// A queue has all that it takes.
+    pub fn queue_started(self: &Arc<Self>, index: usize) {
+        match slot_of(index) {
+            None => self.control.begin(self, index),
+            Some(slot) => self.slot_started(slot),
+        }
+    }
+
+    /// A slot is usable once both of its queues are.
+    fn slot_started(self: &Arc<Self>, slot: usize) {
+        let (control, events) = queues_of(slot);
+        let ready = {
+            let device = self.device();
+            device.parts(control).is_some() && device.parts(events).is_some()
+        };
+        if ready {
+            self.workers.slot_ready(self, slot);
+        }
+    }
+
+    /// The frontend takes a queue back; returns once it is not touched any more.
+    pub fn queue_stopped(self: &Arc<Self>, index: usize) {
+        match slot_of(index) {
+            None => self.control.end(self, index),
+            Some(slot) => self.workers.slot_gone(self, slot),
+        }
+    }
+
+    /// The frontend wants its interrupts elsewhere.
+    pub fn call_changed(&self, index: usize) {
+        let Some(parts) = self.device().parts(index) else { return };
+        match slot_of(index) {
+            None => self.control.set_call(index, parts.call),
+            Some(slot) => {
+                let events = index % 2 == 1;
+                self.workers.set_call(slot, events, parts.call.as_fd());
+            }
+        }
+    }
+
+    /// The guest has other memory now: whoever serves a queue maps it anew.
+    pub fn memory_changed(self: &Arc<Self>) {
+        for index in 0..wire::BROKER_QUEUES {
+            if self.device().parts(index).is_some() {
+                self.control.end(self, index);
+                self.control.begin(self, index);
+            }
+        }
+        for slot in 0..self.limits.slots {
+            if self.device().parts(queues_of(slot).0).is_some() {
+                self.workers.slot_gone(self, slot);
+                self.slot_started(slot);
+            }
+        }
+    }
+}
+
+/// The slot that a queue belongs to; `None` for the broker's own.
+pub fn slot_of(index: usize) -> Option<usize> {
+    index.checked_sub(wire::BROKER_QUEUES).map(|index| index / 2)
+}
+
+/// A slot's control and event queues.
+pub fn queues_of(slot: usize) -> (usize, usize) {
+    let control = wire::BROKER_QUEUES + 2 * slot;
+    (control, control + 1)
+}

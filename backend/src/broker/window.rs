@@ -1,0 +1,297 @@
+//! The window: virtio shared-memory region 1, and what is placed in it.
+//!
+//! QEMU acknowledges a map, and an unmap, before it takes effect; the answer to the
+//! request after it proves that it has. That next request is the *barrier*: the
+//! removal of a shared object that does not exist.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use nix::sys::stat::{fstat, SFlag};
+use uuid::Uuid;
+use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags, VhostUserSharedMsg};
+use vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
+
+use crate::errno::Errno;
+use crate::wire::SHM_WINDOW;
+
+const PAGE: u64 = 4096;
+/// From this length on a range is aligned to it, so that a guest can use large pages.
+const LARGE: u64 = 2 << 20;
+/// Names nothing; only its answer is wanted.
+const BARRIER: Uuid = Uuid::from_u128(0x6e76_6775_6573_7400_6261_7272_6965_7200);
+
+/// Memory to place.
+pub struct Placing {
+    /// The mapping's descriptor.
+    pub fd: OwnedFd,
+    /// The file whose client owns the memory: held as long as the placement, so that
+    /// the memory outlives a worker that dies.
+    pub owner: OwnedFd,
+    /// Offset in `fd`.
+    pub offset: u64,
+    /// Bytes, whole pages.
+    pub length: u64,
+    /// Whether the guest may write.
+    pub writable: bool,
+}
+
+/// A range of the window.
+struct Range {
+    id: u32,
+    worker: u16,
+    length: u64,
+    /// What is behind it; `None` where its range only waits for the guest to let go.
+    held: Option<Held>,
+}
+
+struct Held {
+    _fd: OwnedFd,
+    _owner: OwnedFd,
+    file: (u64, u64),
+}
+
+#[derive(Default)]
+struct Ranges {
+    by_offset: BTreeMap<u64, Range>,
+    next_id: u32,
+    /// Files that are placed, with how often: the frontend sends them back as guest memory.
+    files: HashMap<(u64, u64), u32>,
+}
+
+/// The window of one guest.
+pub struct Window {
+    size: u64,
+    max_placements: u32,
+    frontend: Mutex<Option<Backend>>,
+    ranges: Mutex<Ranges>,
+}
+
+impl Window {
+    /// An empty window of `size` bytes.
+    pub fn new(size: u64, max_placements: u32) -> Self {
+        Self { size, max_placements, frontend: Mutex::default(), ranges: Mutex::default() }
+    }
+
+    /// Bytes; 0 if the frontend cannot map.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Where to ask from now on. A new channel means a new activation.
+    pub fn connect(&self, frontend: Backend) {
+        *self.frontend.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontend);
+    }
+
+    fn frontend(&self) -> Result<Backend, Errno> {
+        let frontend = self.frontend.lock().unwrap_or_else(PoisonError::into_inner);
+        frontend.clone().ok_or(Errno::ENODEV)
+    }
+
+    fn ranges(&self) -> std::sync::MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Places memory; returns the placement's id and its offset once the guest can use it.
+    pub fn place(&self, worker: u16, placing: Placing) -> Result<(u32, u64), Errno> {
+        let Placing { fd, owner, offset, length, writable } = placing;
+        if length == 0 || length % PAGE != 0 || offset % PAGE != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let frontend = self.frontend()?;
+        let file = identity(&fd)?;
+        let placed_fd = fd.try_clone()?;
+        let (id, at) = {
+            let mut ranges = self.ranges();
+            if ranges.live() >= self.max_placements {
+                return Err(Errno::ENOMEM);
+            }
+            let at = ranges.free_range(length, self.size).ok_or(Errno::ENOMEM)?;
+            let id = ranges.new_id();
+            let held = Some(Held { _fd: fd, _owner: owner, file });
+            ranges.by_offset.insert(at, Range { id, worker, length, held });
+            *ranges.files.entry(file).or_default() += 1;
+            (id, at)
+        };
+        let flags = if writable { VhostUserMMapFlags::WRITABLE } else { VhostUserMMapFlags::empty() };
+        let request = request(at, length, offset, flags);
+        let mapped = frontend.shmem_map(&request, &placed_fd);
+        self.barrier(&frontend);
+        if let Err(error) = mapped {
+            tracing::warn!(%error, offset = at, length, "the VMM did not map into the window");
+            self.ranges().remove(at);
+            return Err(Errno::ENOMEM);
+        }
+        Ok((id, at))
+    }
+
+    /// Takes a placement of `worker` out; returns once no guest reaches its memory.
+    /// With `keep` its range is not given out again before it is unplaced without.
+    pub fn unplace(&self, worker: u16, id: u32, keep: bool) -> Result<(), Errno> {
+        let (at, length, live) = {
+            let ranges = self.ranges();
+            let found = ranges.by_offset.iter().find(|(_, r)| r.id == id && r.worker == worker);
+            let (&at, range) = found.ok_or(Errno::EINVAL)?;
+            (at, range.length, range.held.is_some())
+        };
+        if live {
+            let frontend = self.frontend()?;
+            self.unmap(&frontend, at, length);
+            self.barrier(&frontend);
+        }
+        let mut ranges = self.ranges();
+        if keep {
+            ranges.hollow(at);
+        } else {
+            ranges.remove(at);
+        }
+        Ok(())
+    }
+
+    /// Takes out all that `worker` had, or all there is; and only then lets go of it.
+    pub fn clear(&self, worker: Option<u16>) {
+        let gone: Vec<(u64, u64, bool)> = self
+            .ranges()
+            .by_offset
+            .iter()
+            .filter(|(_, range)| worker.is_none_or(|worker| range.worker == worker))
+            .map(|(&at, range)| (at, range.length, range.held.is_some()))
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        if let Ok(frontend) = self.frontend() {
+            for &(at, length, _) in gone.iter().filter(|(_, _, live)| *live) {
+                self.unmap(&frontend, at, length);
+            }
+            self.barrier(&frontend);
+        }
+        let mut ranges = self.ranges();
+        for (at, _, _) in gone {
+            ranges.remove(at);
+        }
+    }
+
+    fn unmap(&self, frontend: &Backend, at: u64, length: u64) {
+        let request = request(at, length, 0, VhostUserMMapFlags::empty());
+        if let Err(error) = frontend.shmem_unmap(&request) {
+            // After a device reset the VMM has dropped it by itself.
+            tracing::debug!(%error, offset = at, length, "the VMM had nothing to unmap");
+        }
+    }
+
+    /// Returns once what was asked before is in effect. The answer is an error, as expected.
+    fn barrier(&self, frontend: &Backend) {
+        let _ = frontend.shared_object_remove(&VhostUserSharedMsg { uuid: BARRIER });
+    }
+
+    /// Whether `fd`, which the frontend sent as guest memory, is something we placed.
+    pub fn is_echo(&self, fd: impl AsFd) -> bool {
+        let Ok(stat) = fstat(fd) else { return true };
+        let regular = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
+        !regular || self.ranges().files.contains_key(&(stat.st_dev, stat.st_ino))
+    }
+
+    /// Placements that are live, and bytes of the window that are taken.
+    pub fn usage(&self) -> (u32, u64) {
+        let ranges = self.ranges();
+        (ranges.live(), ranges.by_offset.values().map(|range| range.length).sum())
+    }
+}
+
+impl Ranges {
+    // CAST: bounded by max_placements.
+    fn live(&self) -> u32 {
+        self.by_offset.values().filter(|range| range.held.is_some()).count() as u32
+    }
+
+    fn new_id(&mut self) -> u32 {
+        loop {
+            self.next_id = self.next_id.wrapping_add(1);
+            let id = self.next_id;
+            if id != 0 && self.by_offset.values().all(|range| range.id != id) {
+                return id;
+            }
+        }
+    }
+
+    /// The lowest range that is free, or `None`.
+    fn free_range(&self, length: u64, size: u64) -> Option<u64> {
+        let alignment = if length >= LARGE { LARGE } else { PAGE };
+        let mut at = 0u64;
+        for (&taken, range) in &self.by_offset {
+            if at.checked_add(length)? <= taken {
+                break;
+            }
+            at = taken.checked_add(range.length)?.checked_next_multiple_of(alignment)?;
+        }
+        (at.checked_add(length)? <= size).then_some(at)
+    }
+
+    fn hollow(&mut self, at: u64) {
+        let held = self.by_offset.get_mut(&at).and_then(|range| range.held.take());
+        self.forget(held);
+    }
+
+    fn remove(&mut self, at: u64) {
+        let held = self.by_offset.remove(&at).and_then(|range| range.held);
+        self.forget(held);
+    }
+
+    fn forget(&mut self, held: Option<Held>) {
+        let Some(held) = held else { return };
+        if let Some(count) = self.files.get_mut(&held.file) {
+            *count -= 1;
+            if *count == 0 {
+                self.files.remove(&held.file);
+            }
+        }
+    }
+}
+
+fn identity(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
+    let stat = fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn request(at: u64, length: u64, offset: u64, flags: VhostUserMMapFlags) -> VhostUserMMap {
+    VhostUserMMap {
+        shmid: SHM_WINDOW,
+        fd_offset: offset,
+        shm_offset: at,
+        len: length,
+        flags: flags.bits(),
+        ..VhostUserMMap::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(ranges: &[(u64, u64)]) -> Ranges {
+        let by_offset = ranges
+            .iter()
+            .zip(1..)
+            .map(|(&(at, length), id)| (at, Range { id, worker: 1, length, held: None }))
+            .collect();
+        Ranges { by_offset, ..Ranges::default() }
+    }
+
+    #[test]
+    fn the_lowest_hole_that_is_large_enough_is_taken() {
+        let ranges = taken(&[(0, 0x1000), (0x2000, 0x1000), (0x5000, 0x1000)]);
+        assert_eq!(ranges.free_range(0x1000, 1 << 30), Some(0x1000));
+        assert_eq!(ranges.free_range(0x2000, 1 << 30), Some(0x3000));
+        assert_eq!(ranges.free_range(0x3000, 1 << 30), Some(0x6000));
+        assert_eq!(ranges.free_range(LARGE, 1 << 30), Some(LARGE));
+    }
+
+    #[test]
+    fn a_full_window_has_no_range() {
+        let ranges = taken(&[(0, 0x4000)]);
+        assert_eq!(ranges.free_range(0x1000, 0x4000), None);
+        assert_eq!(ranges.free_range(u64::MAX, 0x4000), None);
+    }
+}

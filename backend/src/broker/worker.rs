@@ -1,0 +1,369 @@
+//! One worker, from the broker's side: its process, its link, and its end.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use nvguest_abi::compiled::Verdict;
+use zerocopy::IntoBytes;
+
+use super::control::Pending;
+use super::window::Placing;
+use super::Broker;
+use crate::errno::Errno;
+use crate::policy::What;
+use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
+use crate::transport::page::SlotPage;
+use crate::wire;
+use crate::worker::start::{Process, Start};
+
+/// A worker that does not read for so long is ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A worker whose process closed its last file lives on so long, for the next open.
+const LINGER: Duration = Duration::from_secs(2);
+/// A worker gives a queue back within this, or is ended.
+const STOPPING: Duration = Duration::from_secs(2);
+
+/// A worker process.
+pub struct Worker {
+    /// The upper half of its files' handles.
+    pub number: u16,
+    /// The guest process that it serves.
+    pub process: Process,
+    /// State of its queues that outlives it.
+    pub page: Arc<SlotPage>,
+    /// Its process id on the host.
+    pub pid: i32,
+    sender: Sender,
+    next_tag: AtomicU64,
+    /// Requests that came on queue 0 and that it will answer.
+    pending: Mutex<HashMap<u64, Pending>>,
+    /// Workers that wait for a file of this one, with the tags of their questions.
+    fetching: Mutex<HashMap<u64, (Arc<Worker>, u64)>>,
+    stopped: (Mutex<bool>, Condvar),
+    ended: AtomicBool,
+}
+
+impl Worker {
+    /// Starts a process and the thread that listens to it.
+    pub fn start(broker: &Arc<Broker>, number: u16, process: Process) -> Result<Arc<Self>> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let page = Arc::new(SlotPage::create().context("Making a worker's page failed")?);
+        page.set_placements(broker.window.usage().0);
+        let child = Command::new("/proc/self/exe")
+            .arg("--worker")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("Starting a worker process failed")?;
+        let worker = Arc::new(Self {
+            number,
+            process,
+            page,
+            // CAST: a pid is a positive i32.
+            pid: child.id() as i32,
+            sender: Sender::new(ours.try_clone()?, PATIENCE)?,
+            next_tag: AtomicU64::new(1),
+            pending: Mutex::default(),
+            fetching: Mutex::default(),
+            stopped: Default::default(),
+            ended: AtomicBool::new(false),
+        });
+        worker.introduce(broker)?;
+        let listener =
+            Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker), child };
+        let receiver = Receiver::new(ours);
+        std::thread::Builder::new()
+            .name(format!("worker-{number}"))
+            .stack_size(256 << 10)
+            .spawn(move || listener.run(receiver))
+            .context("Starting a worker's thread failed")?;
+        Ok(worker)
+    }
+
+    fn introduce(&self, broker: &Broker) -> Result<()> {
+        let start = Start {
+            worker: self.number,
+            host: broker.host,
+            process: self.process,
+            poll_us: broker.poll_us,
+            max_files: broker.limits.files,
+            max_placements: broker.limits.placements,
+            compiled: Arc::clone(&broker.compiled),
+            nodes: Arc::clone(&broker.devices),
+        };
+        let page = self.page.share()?;
+        let mut fds = vec![page.as_raw_fd()];
+        fds.extend(broker.card.as_ref().map(AsRawFd::as_raw_fd));
+        let payload = start.encode(&broker.compiled_blob);
+        let out = Outgoing { payload: &payload, fds: &fds, ..Outgoing::default() };
+        self.sender.send(Kind::Start, out).context("Greeting a worker failed")
+    }
+
+    /// Sends; a worker that does not take it is ended.
+    pub fn tell(&self, kind: Kind, message: Outgoing<'_>) -> io::Result<()> {
+        let sent = self.sender.send(kind, message);
+        if let Err(error) = &sent {
+            tracing::debug!(%error, worker = self.number, "a worker does not read");
+            self.end();
+        }
+        sent
+    }
+
+    /// Ends the process. What follows is its listener's to do.
+    pub fn end(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+        }
+    }
+
+    fn tag(&self) -> u64 {
+        self.next_tag.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Passes a request on; the answer goes straight to queue 0.
+    pub fn forward(&self, broker: &Broker, pending: Pending) {
+        let tag = self.tag();
+        let room = pending.room() as u64;
+        let request = pending.request().to_vec();
+        lock(&self.pending).insert(tag, pending);
+        let words = [room, 0, 0, 0];
+        let out = Outgoing { tag, words, payload: &request, ..Outgoing::default() };
+        if self.tell(Kind::Request, out).is_err() || self.ended.load(Ordering::Acquire) {
+            if let Some(pending) = lock(&self.pending).remove(&tag) {
+                broker.control.fail(pending, Errno::ENODEV);
+            }
+        }
+    }
+
+    /// Asks for a file of this worker on behalf of another.
+    fn export(&self, asker: &Arc<Worker>, asker_tag: u64, file: u64) {
+        let tag = self.tag();
+        lock(&self.fetching).insert(tag, (Arc::clone(asker), asker_tag));
+        let words = [file, 0, 0, 0];
+        let out = Outgoing { tag, words, ..Outgoing::default() };
+        if self.tell(Kind::Export, out).is_err() || self.ended.load(Ordering::Acquire) {
+            if let Some((asker, tag)) = lock(&self.fetching).remove(&tag) {
+                asker.answer(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
+            }
+        }
+    }
+
+    fn answer(&self, kind: Kind, tag: u64, outcome: Result<(), Errno>, more: [u64; 2]) {
+        let errno = outcome.err().map_or(0, |errno| u64::from(errno.status()));
+        let words = [errno, more[0], more[1], 0];
+        let _ = self.tell(kind, Outgoing { tag, words, ..Outgoing::default() });
+    }
+
+    /// Takes the queues back; returns once the worker does not touch them.
+    pub fn stop(&self) {
+        *lock(&self.stopped.0) = false;
+        if self.tell(Kind::Stop, Outgoing::default()).is_err() {
+            return;
+        }
+        let stopped = lock(&self.stopped.0);
+        let waited = self.stopped.1.wait_timeout_while(stopped, STOPPING, |stopped| !*stopped);
+        let kept = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+        if kept {
+            tracing::warn!(worker = self.number, "a worker kept its queue and is ended");
+            self.end();
+        }
+    }
+
+    fn has_stopped(&self) {
+        *lock(&self.stopped.0) = true;
+        self.stopped.1.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The thread that listens to one worker. What it hears is as untrusted as a guest.
+struct Listener {
+    broker: Arc<Broker>,
+    worker: Arc<Worker>,
+    child: Child,
+}
+
+impl Listener {
+    fn run(mut self, mut receiver: Receiver) {
+        let mut files = 0;
+        loop {
+            let patience = (files == 0).then_some(LINGER);
+            if receiver.set_patience(patience).is_err() {
+                break;
+            }
+            match receiver.receive() {
+                Ok(Some(message)) if message.kind == Kind::Files => files = message.words[0],
+                Ok(Some(message)) => {
+                    if let Err(kind) = self.hear(message) {
+                        tracing::warn!(?kind, worker = self.worker.number, "not a worker's to say");
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !self.worker.is_asked() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, worker = self.worker.number, "a worker's link broke");
+                    break;
+                }
+            }
+        }
+        self.bury(files);
+    }
+
+    fn hear(&self, mut message: Message) -> Result<(), Kind> {
+        let (broker, worker) = (&self.broker, &self.worker);
+        match message.kind {
+            Kind::Ready => {}
+            Kind::Reply => {
+                if let Some(pending) = lock(&worker.pending).remove(&message.tag) {
+                    broker.control.give(pending, &message.payload);
+                }
+            }
+            Kind::Place => self.place(message),
+            Kind::Unplace => {
+                let keep = message.words[1] != 0;
+                let id = u32::try_from(message.words[0]).unwrap_or(0);
+                let outcome = broker.window.unplace(worker.number, id, keep);
+                broker.workers.placements_changed(broker);
+                worker.answer(Kind::Unplaced, message.tag, outcome, [0; 2]);
+            }
+            Kind::Fetch => {
+                let file = message.words[0];
+                match broker.workers.of_file(u32::try_from(file).unwrap_or(0)) {
+                    Some(owner) => owner.export(worker, message.tag, file),
+                    None => {
+                        worker.answer(Kind::Fetched, message.tag, Err(Errno::ENODEV), [0; 2]);
+                    }
+                }
+            }
+            Kind::Exported => {
+                let Some((asker, tag)) = lock(&worker.fetching).remove(&message.tag) else {
+                    return Ok(());
+                };
+                message.fds.truncate(1);
+                let fds: Vec<_> = message.fds.iter().map(AsRawFd::as_raw_fd).collect();
+                let out =
+                    Outgoing { tag, words: message.words, fds: &fds, ..Outgoing::default() };
+                let _ = asker.tell(Kind::Fetched, out);
+            }
+            Kind::Event => {
+                let [_, file, mask, _] = message.words;
+                let file = u32::try_from(file).unwrap_or(0);
+                if wire::file_worker(file) == worker.number {
+                    // CAST: poll's bits are few.
+                    broker.control.event(wire::EVENT_READY, file, mask as u32 & 0xffff);
+                }
+            }
+            Kind::Stopped => worker.has_stopped(),
+            Kind::Refused => {
+                let [verdict, part, number, times] = message.words;
+                let verdict = Verdict::from_number(u8::try_from(verdict).unwrap_or(u8::MAX));
+                if let Some(what) = What::from_parts(part, number) {
+                    broker.workers.refused(verdict, what, times);
+                }
+            }
+            kind => return Err(kind),
+        }
+        Ok(())
+    }
+
+    fn place(&self, message: Message) {
+        let (broker, worker) = (&self.broker, &self.worker);
+        let [offset, length, writable, _] = message.words;
+        let fds: Result<[OwnedFd; 2], _> = message.fds.try_into();
+        let placed = match fds {
+            Ok([fd, owner]) => {
+                let placing = Placing { fd, owner, offset, length, writable: writable != 0 };
+                broker.window.place(worker.number, placing)
+            }
+            Err(_) => Err(Errno::EINVAL),
+        };
+        broker.workers.placements_changed(broker);
+        let (outcome, more) = match placed {
+            Ok((id, at)) => (Ok(()), [u64::from(id), at]),
+            Err(errno) => (Err(errno), [0; 2]),
+        };
+        worker.answer(Kind::Placed, message.tag, outcome, more);
+    }
+
+    /// The order matters: nobody may reach memory that RM has given away, and nobody
+    /// may wait for a worker that is gone.
+    fn bury(&mut self, files: u64) {
+        let (broker, worker) = (&self.broker, &self.worker);
+        worker.end();
+        if let Err(error) = self.child.wait() {
+            tracing::error!(%error, worker = worker.number, "waiting for a worker's end failed");
+        }
+        worker.has_stopped();
+        for (_, (asker, tag)) in lock(&worker.fetching).drain() {
+            asker.answer(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
+        }
+        broker.workers.left(broker, worker);
+        let pending: Vec<Pending> = lock(&worker.pending).drain().map(|(_, p)| p).collect();
+        for pending in pending {
+            // An open that came while an idle worker was being ended starts another.
+            if files == 0 && pending.kind() == Some(wire::Kind::Open) {
+                broker.workers.open(broker, worker.process, pending);
+            } else {
+                broker.control.fail(pending, Errno::ENODEV);
+            }
+        }
+        broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
+        broker.window.clear(Some(worker.number));
+        broker.workers.placements_changed(broker);
+        if files > 0 {
+            tracing::info!(worker = worker.number, files, "a worker ended with files open");
+        }
+        broker.workers.buried(worker);
+    }
+}
+
+impl Worker {
+    /// Whether an answer of this worker is awaited.
+    fn is_asked(&self) -> bool {
+        !lock(&self.pending).is_empty() || !lock(&self.fetching).is_empty()
+    }
+
+    /// Hands over a slot's queues.
+    pub fn serve(&self, broker: &Broker, slot: usize) -> Result<()> {
+        let (control, events) = super::queues_of(slot);
+        let device = broker.device();
+        let control = device.parts(control).context("The slot's queue is gone")?;
+        let events = device.parts(events).context("The slot's event queue is gone")?;
+        let (regions, memory) = device.share_memory()?;
+        drop(device);
+        let positions = (control.config.next_available, events.config.next_available);
+        self.page.begin(positions.0, used_position(broker, &control.config), positions.1);
+        let mut payload = [control.config, events.config].as_bytes().to_vec();
+        payload.extend_from_slice(regions.as_bytes());
+        let queues = [&control.kick, &control.call, &events.kick, &events.call];
+        let fds: Vec<_> = queues.into_iter().chain(&memory).map(AsRawFd::as_raw_fd).collect();
+        let words = [slot as u64, 0, 0, 0];
+        let out = Outgoing { words, payload: &payload, fds: &fds, ..Outgoing::default() };
+        self.tell(Kind::Rings, out).context("Handing over a slot's queues failed")
+    }
+}
+
+/// The position in the used ring that the guest sees.
+fn used_position(broker: &Broker, config: &crate::transport::ring::RingConfig) -> u16 {
+    use vm_memory::{Bytes, GuestAddress};
+    let memory = broker.device().memory();
+    let at = config.used.wrapping_add(2);
+    memory.and_then(|memory| memory.read_obj(GuestAddress(at)).ok()).unwrap_or(0)
+}

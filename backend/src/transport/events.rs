@@ -1,0 +1,85 @@
+//! Event records to the guest: idempotent and coalesced, so that as many can be
+//! outstanding as there are files, and no more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use super::page::SlotPage;
+use super::ring::Ring;
+use crate::wire;
+
+/// What waits for a buffer of the guest's, and the queue that has the buffers.
+#[derive(Default)]
+pub struct EventQueue {
+    ring: Option<(Ring, Option<Arc<SlotPage>>)>,
+    waiting: BTreeMap<(u32, u32), u32>,
+    sent: u64,
+}
+
+impl EventQueue {
+    /// Begins to use `ring`; what waits is sent at once if there are buffers.
+    pub fn start(&mut self, ring: Ring, page: Option<Arc<SlotPage>>) {
+        self.ring = Some((ring, page));
+        self.flush();
+    }
+
+    /// Stops using the queue and says how far it was served.
+    pub fn stop(&mut self) -> Option<u16> {
+        self.ring.take().map(|(ring, _)| ring.next_available())
+    }
+
+    /// Whether there is a queue to send on.
+    pub fn is_started(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Forgets what waits: the guest's driver has begun anew.
+    pub fn forget(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Sends `kind` of `file`, now or when the guest posts a buffer.
+    pub fn send(&mut self, kind: u32, file: u32, mask: u32) {
+        *self.waiting.entry((kind, file)).or_default() |= mask;
+        self.flush();
+    }
+
+    /// Sends what waits, as far as there are buffers. Call it on a kick of the queue,
+    /// which means just that: there are buffers.
+    pub fn flush(&mut self) {
+        let Some((ring, page)) = &mut self.ring else { return };
+        loop {
+            while !self.waiting.is_empty() {
+                let Some(buffer) = ring.take() else { break };
+                let Some(((kind, file), mask)) = self.waiting.pop_first() else { break };
+                if let Some(page) = page {
+                    page.events_taken(ring.next_available());
+                    page.count_event();
+                }
+                let event = wire::Event {
+                    kind: kind.into(),
+                    file: file.into(),
+                    mask: mask.into(),
+                    reserved: 0.into(),
+                };
+                ring.give(buffer, event.as_bytes());
+                self.sent += 1;
+            }
+            if self.waiting.is_empty() || !ring.want_kick() {
+                return;
+            }
+        }
+    }
+
+    /// Records sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// The queue under it, to give it new guest memory.
+    pub fn ring_mut(&mut self) -> Option<&mut Ring> {
+        self.ring.as_mut().map(|(ring, _)| ring)
+    }
+}

@@ -1,0 +1,11 @@
+//! How bytes move: virtqueues in guest memory, and the socket between broker and worker.
+//!
+//! - [`ring`]: a virtqueue, requests from it and replies to it
+//! - [`events`]: event records, coalesced
+//! - [`page`]: what outlives the server of a slot's queues
+//! - [`link`]: the socket between broker and worker
+
+pub mod events;
+pub mod link;
+pub mod page;
+pub mod ring;

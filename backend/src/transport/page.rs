@@ -1,0 +1,163 @@
+//! What outlives the server of a slot's queues: a page of memory that the worker
+//! writes and, when it is dead, the broker reads.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nix::sys::memfd::{memfd_create, MFdFlags};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+
+use super::ring::{Message, MAX_QUEUE_SIZE};
+use crate::errno::Errno;
+use crate::wire::Kind;
+
+/// Bytes: four words, a counter for each kind of message, an entry for each possible head.
+const SIZE: usize = ENTRIES + ENTRY * MAX_QUEUE_SIZE as usize;
+/// An entry: address of the reply, and its length plus one; 0 where nothing is pending.
+const ENTRY: usize = 16;
+
+const NEXT_AVAILABLE: usize = 0;
+const NEXT_USED: usize = 4;
+const EVENTS_NEXT_AVAILABLE: usize = 8;
+const PLACEMENTS: usize = 12;
+const TALLY: usize = 16;
+const ENTRIES: usize = TALLY + 8 * (Kind::ALL.len() + 2);
+
+/// Shared state of a slot's two queues.
+pub struct SlotPage {
+    memory: MmapRegion<()>,
+    fd: OwnedFd,
+}
+
+impl SlotPage {
+    /// A fresh page.
+    pub fn create() -> Result<Self, Errno> {
+        let fd = memfd_create(c"nvguest-slot", MFdFlags::MFD_CLOEXEC)?;
+        nix::unistd::ftruncate(&fd, SIZE as i64)?;
+        Self::open(fd)
+    }
+
+    /// The page behind `fd`, made by the broker.
+    pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
+        let file = File::from(fd.try_clone()?);
+        let memory = MmapRegion::from_file(FileOffset::new(file, 0), SIZE).map_err(|error| {
+            tracing::error!(%error, "mapping a slot's page failed");
+            Errno::ENOMEM
+        })?;
+        Ok(Self { memory, fd })
+    }
+
+    /// A descriptor of the page for the worker.
+    pub fn share(&self) -> Result<OwnedFd, Errno> {
+        Ok(self.fd.as_fd().try_clone_to_owned()?)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+    }
+
+    fn address(&self, head: u16) -> &AtomicU64 {
+        let offset = ENTRIES + ENTRY * usize::from(head % MAX_QUEUE_SIZE);
+        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+    }
+
+    fn length(&self, head: u16) -> &AtomicU32 {
+        self.word(ENTRIES + ENTRY * usize::from(head % MAX_QUEUE_SIZE) + 8)
+    }
+
+    /// Position in the available ring that is served next.
+    pub fn next_available(&self) -> u16 {
+        // CAST: ring positions wrap at 16 bits.
+        self.word(NEXT_AVAILABLE).load(Ordering::Acquire) as u16
+    }
+
+    /// Position in the used ring that was published and noted last.
+    pub fn next_used(&self) -> u16 {
+        // CAST: as above.
+        self.word(NEXT_USED).load(Ordering::Acquire) as u16
+    }
+
+    /// The same of the slot's event queue.
+    pub fn events_next_available(&self) -> u16 {
+        // CAST: as above.
+        self.word(EVENTS_NEXT_AVAILABLE).load(Ordering::Acquire) as u16
+    }
+
+    /// Where serving begins: positions as the frontend or the last server left them.
+    pub fn begin(&self, next_available: u16, next_used: u16, events_next_available: u16) {
+        self.word(NEXT_AVAILABLE).store(next_available.into(), Ordering::Release);
+        self.word(NEXT_USED).store(next_used.into(), Ordering::Release);
+        self.word(EVENTS_NEXT_AVAILABLE).store(events_next_available.into(), Ordering::Release);
+    }
+
+    /// Placements that the whole guest has: the broker's word.
+    pub fn placements(&self) -> u32 {
+        self.word(PLACEMENTS).load(Ordering::Relaxed)
+    }
+
+    /// Tells the worker how many placements the whole guest has.
+    pub fn set_placements(&self, count: u32) {
+        self.word(PLACEMENTS).store(count, Ordering::Relaxed);
+    }
+
+    fn counter(&self, index: usize) -> &AtomicU64 {
+        let offset = TALLY + 8 * index.min(Kind::ALL.len() + 1);
+        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+    }
+
+    /// One more request of this kind was served.
+    pub fn count(&self, kind: Kind) {
+        self.counter(kind as usize - 1).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One more event record was sent.
+    pub fn count_event(&self) {
+        self.counter(Kind::ALL.len()).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests of this kind that were served.
+    pub fn counted(&self, kind: Kind) -> u64 {
+        self.counter(kind as usize - 1).load(Ordering::Relaxed)
+    }
+
+    /// Event records that were sent.
+    pub fn events_counted(&self) -> u64 {
+        self.counter(Kind::ALL.len()).load(Ordering::Relaxed)
+    }
+
+    /// Notes how far the event queue has been served.
+    pub fn events_taken(&self, next_available: u16) {
+        self.word(EVENTS_NEXT_AVAILABLE).store(next_available.into(), Ordering::Release);
+    }
+
+    /// Notes that a request was taken.
+    pub(super) fn taken(&self, message: &Message, next_available: u16) {
+        let (address, length) = message.reply.first().copied().unwrap_or_default();
+        self.address(message.head).store(address, Ordering::Relaxed);
+        self.length(message.head).store(length.saturating_add(1), Ordering::Release);
+        self.word(NEXT_AVAILABLE).store(next_available.into(), Ordering::Release);
+    }
+
+    /// Notes that a reply was given.
+    pub(super) fn given(&self, head: u16, next_used: u16) {
+        self.forget(head);
+        self.word(NEXT_USED).store(next_used.into(), Ordering::Release);
+    }
+
+    /// Nothing is pending for `head` any more.
+    pub(super) fn forget(&self, head: u16) {
+        self.length(head).store(0, Ordering::Release);
+    }
+
+    /// What was taken and not answered: heads, and where each reply begins.
+    pub(super) fn pending(&self) -> Vec<(u16, Option<(u64, u32)>)> {
+        (0..MAX_QUEUE_SIZE)
+            .filter_map(|head| {
+                let length = self.length(head).load(Ordering::Acquire).checked_sub(1)?;
+                let address = self.address(head).load(Ordering::Relaxed);
+                Some((head, (length > 0).then_some((address, length))))
+            })
+            .collect()
+    }
+}

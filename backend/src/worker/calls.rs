@@ -1,0 +1,249 @@
+//! IOCTL: one call of the driver, and what it means for objects and placements.
+
+use std::sync::Arc;
+
+use nvguest_abi::compiled::{Compiled, Verdict};
+use nvguest_abi::rules::{read_uint, NO_OFFSET};
+use nvguest_abi::{status, FileKind};
+
+use super::mapping::{Armed, PAGE};
+use super::serve::Bench;
+use super::session::{lock, GuestFile, Named, Session};
+use crate::errno::Errno;
+use crate::marshal::{prepare, Call, Prepared, Refused};
+use crate::policy::Answer;
+use crate::transport::link::{Kind, Outgoing};
+use crate::wire::Cache;
+
+/// Escapes (`nv_escape.h`) that change objects, mappings or what the host shares,
+/// and where their fields are (`nvos.h`). `tests/layouts.rs` compares every offset
+/// with every measured release.
+pub mod escape {
+    /// `NV_ESC_RM_ALLOC_MEMORY`: root 0, parent 4, object 8, status 0x28, fd 0x30.
+    pub const ALLOC_MEMORY: u32 = 0x27;
+    /// `NV_ESC_RM_FREE`: root 0, object 8.
+    pub const FREE: u32 = 0x29;
+    /// `NV_ESC_RM_ALLOC`: root 0, parent 4, object 8, class 0xc.
+    pub const ALLOC: u32 = 0x2b;
+    /// `NV_ESC_RM_DUP_OBJECT`: client 0, parent 4, object 8.
+    pub const DUP_OBJECT: u32 = 0x34;
+    /// `NV_ESC_RM_VID_HEAP_CONTROL`: root 0, parent 4, function 8, memory 0x2c.
+    pub const VID_HEAP_CONTROL: u32 = 0x4a;
+    /// `NV_ESC_RM_MAP_MEMORY`: client 0, memory 8, length 0x18, linear 0x20, flags 0x2c.
+    pub const MAP_MEMORY: u32 = 0x4e;
+    /// `NV_ESC_RM_UNMAP_MEMORY`: client 0, memory 8, linear 0x10.
+    pub const UNMAP_MEMORY: u32 = 0x4f;
+    /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: client 0, memory 8, old 0x10, new 0x18.
+    pub const UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
+    /// `NV_ESC_SYS_PARAMS`: memory block size 0.
+    pub const SYS_PARAMS: u32 = 214;
+}
+
+/// `NVOS32_FUNCTION_ALLOC_SIZE` and `NVOS32_FUNCTION_FREE` (`nvos.h`).
+const HEAP_ALLOC: u64 = 2;
+const HEAP_FREE: u64 = 3;
+/// `NV01_ROOT`, `NV01_ROOT_NON_PRIV`, `NV01_ROOT_CLIENT` (`cl0000.h`, `cl0001.h`, `cl0041.h`).
+const CLIENT_CLASSES: [u64; 3] = [0x0, 0x1, 0x41];
+
+fn u32_at(bytes: &[u8], offset: u16) -> u32 {
+    // CAST: four bytes were read. Outside the argument there is nothing: 0.
+    read_uint(bytes, offset, 4).unwrap_or(0) as u32
+}
+
+fn u64_at(bytes: &[u8], offset: u16) -> u64 {
+    read_uint(bytes, offset, 8).unwrap_or(0)
+}
+
+impl Session {
+    /// Makes the call that `body` describes and appends its reply.
+    pub fn ioctl(
+        &self,
+        file: &Arc<GuestFile>,
+        body: &[u8],
+        room: usize,
+        bench: &mut Bench,
+    ) -> Result<(), Errno> {
+        let call = Call::parse(body)?;
+        let named = Named::new(self);
+        let compiled = &*self.start.compiled;
+        let prepared = prepare(compiled, file.kind, &call, &named, &mut bench.scratch);
+        let mut prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(refused) => {
+                self.refused(&refused);
+                return refused.finish(compiled, file.kind, &call, &mut bench.reply);
+            }
+        };
+        if prepared.reply_len() > room {
+            return Err(Errno::EMSGSIZE);
+        }
+        let status_at = status_offset(compiled, file.kind, &prepared);
+        if let Some(status) = self.before(file, &mut prepared) {
+            let (verdict, what) = (Verdict::Limit, prepared.what());
+            let refused =
+                Refused { verdict, what, answer: Answer::Status { offset: status_at, status } };
+            self.refused(&refused);
+            return refused.finish(compiled, file.kind, &call, &mut bench.reply);
+        }
+        let result = prepared.execute(&*self.host, file.host());
+        let status = read_uint(prepared.argument(), status_at, 4).unwrap_or(0);
+        if result.is_ok() && status == u64::from(status::OK) {
+            self.after(file, &named, call.argument, &prepared);
+        }
+        prepared.finish(result, &mut bench.reply);
+        result.map(drop)
+    }
+
+    fn refused(&self, refused: &Refused) {
+        let times = lock(&self.refusals).count(refused.verdict, refused.what);
+        // The broker hears of a name at once, and of its count ever more rarely.
+        if !times.is_power_of_two() {
+            return;
+        }
+        let (kind, number) = refused.what.to_parts();
+        let words = [refused.verdict as u64, kind, number, times];
+        let out = Outgoing { words, ..Outgoing::default() };
+        if let Err(error) = self.upstream.tell(Kind::Refused, out) {
+            tracing::debug!(%error, "a refusal did not reach the broker");
+        }
+    }
+
+    /// What must be so before the driver is asked; RM's status if it must not be asked.
+    fn before(&self, file: &GuestFile, prepared: &mut Prepared<'_>) -> Option<u32> {
+        if !matches!(file.kind, FileKind::Ctl | FileKind::Gpu) {
+            return None;
+        }
+        let argument = prepared.argument();
+        let (client, object) = (u32_at(argument, 0), u32_at(argument, 8));
+        match prepared.nr() {
+            escape::FREE => self.evict_tree(client, object),
+            escape::VID_HEAP_CONTROL if read_uint(argument, 8, 4) == Some(HEAP_FREE) => {
+                self.evict_tree(client, u32_at(argument, 0x2c));
+            }
+            escape::UNMAP_MEMORY => {
+                let linear = u64_at(argument, 0x10);
+                self.mappings.evict(&self.all_files(), |_, armed| {
+                    (armed.client, armed.memory, armed.linear) == (client, object, linear)
+                });
+            }
+            escape::MAP_MEMORY if self.placements_full() => {
+                return Some(status::INSUFFICIENT_RESOURCES);
+            }
+            escape::SYS_PARAMS => {
+                if let Some(field) = prepared.argument_mut().first_chunk_mut() {
+                    *field = memory_block_size().to_le_bytes();
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn evict_tree(&self, client: u32, freed: u32) {
+        let goes: Vec<Arc<GuestFile>> = {
+            let objects = lock(&self.objects);
+            self.all_files()
+                .into_iter()
+                .filter(|file| {
+                    lock(&file.armed).as_ref().is_some_and(|armed| {
+                        armed.client == client && objects.goes_with(client, armed.memory, freed)
+                    })
+                })
+                .collect()
+        };
+        self.mappings.evict(&goes, |_, armed| armed.client == client);
+    }
+
+    /// What the driver did, noted. `asked` is the argument as it was asked with.
+    fn after(
+        &self,
+        file: &Arc<GuestFile>,
+        named: &Named<'_>,
+        asked: &[u8],
+        prepared: &Prepared<'_>,
+    ) {
+        let done = prepared.argument();
+        let (root, parent, object) = (u32_at(done, 0), u32_at(done, 4), u32_at(done, 8));
+        let mut objects = lock(&self.objects);
+        match prepared.nr() {
+            escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(asked, 0xc, 4).unwrap_or(9)) => {
+                objects.client(object, file.handle);
+            }
+            escape::ALLOC | escape::ALLOC_MEMORY | escape::DUP_OBJECT => {
+                objects.made(root, object, parent);
+            }
+            escape::VID_HEAP_CONTROL => match read_uint(asked, 8, 4) {
+                Some(HEAP_ALLOC) => objects.made(root, u32_at(done, 0x2c), parent),
+                Some(HEAP_FREE) => objects.freed(root, u32_at(asked, 0x2c)),
+                _ => {}
+            },
+            escape::FREE => objects.freed(root, u32_at(asked, 8)),
+            escape::UPDATE_DEVICE_MAPPING_INFO => {
+                drop(objects);
+                self.renamed(root, object, u64_at(asked, 0x10), u64_at(asked, 0x18));
+            }
+            escape::MAP_MEMORY => {
+                let owner = objects.owner(root).and_then(|owner| self.file(owner));
+                drop(objects);
+                let Some(target) = named.first() else { return };
+                let owner = owner.unwrap_or_else(|| Arc::clone(file));
+                *lock(&target.armed) = Some(armed(&target, owner, done));
+            }
+            _ => {}
+        }
+    }
+
+    /// The caller told RM where it put a mapping; RM knows it by that address now.
+    fn renamed(&self, client: u32, memory: u32, old: u64, new: u64) {
+        for file in self.all_files() {
+            let mut armed = lock(&file.armed);
+            if let Some(armed) = armed.as_mut() {
+                if (armed.client, armed.memory, armed.linear) == (client, memory, old) {
+                    armed.linear = new;
+                }
+            }
+        }
+    }
+}
+
+/// Where RM leaves its status in the argument of this call.
+fn status_offset(compiled: &Compiled, kind: FileKind, prepared: &Prepared<'_>) -> u16 {
+    let size = u32::try_from(prepared.argument().len()).unwrap_or(u32::MAX);
+    compiled.escape(kind, prepared.nr(), size).map_or(NO_OFFSET, |entry| entry.status.get())
+}
+
+/// What RM_MAP_MEMORY armed, from the argument as RM left it.
+fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> Armed {
+    let flags = u32_at(done, 0x2c);
+    let (offset, length) = (u64_at(done, 0x10), u64_at(done, 0x18));
+    Armed {
+        client: u32_at(done, 0),
+        memory: u32_at(done, 8),
+        linear: u64_at(done, 0x20),
+        length: (offset % PAGE).saturating_add(length).div_ceil(PAGE).saturating_mul(PAGE),
+        cache: cache(target.kind, flags),
+        // NVOS33_FLAGS_ACCESS: 1 is read-only.
+        read_only: flags & 3 == 1,
+        owner,
+        placement: None,
+    }
+}
+
+/// `NVOS33_FLAGS_CACHING_TYPE` as RM answers it, bits 25:23 (`nvos.h`).
+fn cache(kind: FileKind, flags: u32) -> Cache {
+    match (flags >> 23 & 7, kind) {
+        (0 | 5, _) => Cache::WriteBack,
+        (2, _) | (6, FileKind::Ctl) => Cache::WriteCombine,
+        // Uncached, weakly ordered, and a device's default: registers.
+        _ => Cache::Uncached,
+    }
+}
+
+/// The host's memory block size. The first to set it in the driver wins for all, so a
+/// guest sends the host's own (`NV_ESC_SYS_PARAMS`), which a native program would too.
+fn memory_block_size() -> u64 {
+    std::fs::read_to_string("/sys/devices/system/memory/block_size_bytes")
+        .ok()
+        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+        .unwrap_or(128 << 20)
+}

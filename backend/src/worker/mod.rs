@@ -1,0 +1,158 @@
+//! A worker: the process that holds one guest process's files and makes its calls.
+//!
+//! - [`start`]: what the broker tells it first
+//! - [`upstream`]: its side of the link to the broker
+//! - [`serve`]: the threads that take requests and give replies
+//! - [`session`]: its files, and the requests that open, close and wait
+//! - [`calls`]: the requests that reach the driver
+//! - [`mapping`]: what the driver armed, and where it is placed in the window
+//! - [`objects`]: which RM object goes when another is freed
+//! - [`watch`]: readiness
+
+pub mod calls;
+pub mod mapping;
+pub mod objects;
+pub mod serve;
+pub mod session;
+pub mod start;
+pub mod upstream;
+pub mod watch;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use zerocopy::FromBytes;
+
+use crate::host::linux::LinuxHost;
+use crate::host::sim::{SimHost, SimOptions};
+use crate::host::Host;
+use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
+use crate::transport::page::SlotPage;
+use crate::transport::ring::{Ring, RingConfig};
+use serve::Server;
+use session::Session;
+use start::{HostKind, Region, Start};
+use upstream::Upstream;
+
+/// Threads that serve one guest process: so many of its calls can be under way at once.
+const SERVERS: usize = 4;
+/// A broker that does not read for so long is gone for us.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves one guest process until the broker lets go of `link`.
+pub fn run(link: UnixStream) -> Result<()> {
+    let sender = Sender::new(link.try_clone()?, PATIENCE)?;
+    let mut receiver = Receiver::new(link);
+    let Some(first) = receiver.receive().context("Reading the start message failed")? else {
+        return Ok(());
+    };
+    let worker = Worker::start(first, sender)?;
+    worker.upstream.tell(Kind::Ready, Outgoing::default())?;
+    while let Some(message) = receiver.receive().context("Reading from the broker failed")? {
+        worker.hear(message)?;
+    }
+    Ok(())
+}
+
+struct Worker {
+    upstream: Arc<Upstream>,
+    session: Arc<Session>,
+    server: Arc<Server>,
+    page: Arc<SlotPage>,
+}
+
+impl Worker {
+    fn start(mut first: Message, sender: Sender) -> Result<Self> {
+        ensure!(first.kind == Kind::Start, "The broker's first message was {:?}", first.kind);
+        ensure!(!first.fds.is_empty(), "The start message came without its page");
+        let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
+        let start = Start::decode(&first).context("The start message is malformed")?;
+        let host = open_host(&start, first.fds)?;
+        let upstream = Arc::new(Upstream::new(sender));
+        let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page));
+        let session = Arc::new(session);
+        let server = Server::start(SERVERS, Arc::clone(&session), Arc::clone(&upstream))?;
+        watch::Watcher::start(Arc::clone(&session))?;
+        Ok(Self { upstream, session, server, page })
+    }
+
+    fn hear(&self, message: Message) -> Result<()> {
+        match message.kind {
+            Kind::Rings => self.rings(message),
+            Kind::Stop => {
+                self.server.stop();
+                self.session.watcher().stop();
+                self.upstream.tell(Kind::Stopped, answer(&message))?;
+                Ok(())
+            }
+            Kind::Request => {
+                self.server.submit(message);
+                Ok(())
+            }
+            Kind::Export => {
+                // CAST: a handle has 31 bits.
+                let exported = self.session.export(message.words[0] as u32);
+                let (words, fd) = match &exported {
+                    Ok((fd, kind)) => ([0, u64::from(*kind as u8), 0, 0], Some(fd)),
+                    Err(errno) => ([u64::from(errno.status()), 0, 0, 0], None),
+                };
+                let fds: Vec<_> = fd.iter().map(|fd| fd.as_raw_fd()).collect();
+                let out = Outgoing { tag: message.tag, words, fds: &fds, ..Outgoing::default() };
+                self.upstream.tell(Kind::Exported, out)?;
+                Ok(())
+            }
+            Kind::Call => {
+                let call = message.fds.into_iter().next().context("Call came without its fd")?;
+                match message.words[0] {
+                    0 => self.server.set_call(call),
+                    _ => self.session.watcher().set_call(call),
+                }
+                Ok(())
+            }
+            Kind::Placed | Kind::Unplaced | Kind::Fetched => {
+                self.upstream.hear(message);
+                Ok(())
+            }
+            kind => bail!("The broker sent {kind:?}, which is a worker's to send"),
+        }
+    }
+
+    /// Begins to serve a slot's queues. Descriptors: four of the queues, then the memory's.
+    fn rings(&self, mut message: Message) -> Result<()> {
+        ensure!(message.fds.len() > 4, "Rings came with {} descriptors", message.fds.len());
+        let regions = message.fds.split_off(4);
+        let [kick, call, events_kick, events_call]: [OwnedFd; 4] =
+            message.fds.try_into().map_err(|_| anyhow::anyhow!("Rings came without its queues"))?;
+        let (configs, table) = <[RingConfig]>::ref_from_prefix_with_elems(&message.payload, 2)
+            .map_err(|_| anyhow::anyhow!("Rings is too short"))?;
+        let memory = start::map_memory(Region::parse(table)?, regions)?;
+        let control =
+            Ring::new(configs[0], Arc::clone(&memory), Some(call), Some(Arc::clone(&self.page)))?;
+        let events = Ring::new(configs[1], memory, Some(events_call), None)?;
+        // CAST: slots are few.
+        self.session.set_slot(message.words[0] as u32);
+        self.session.watcher().begin(events, events_kick, Arc::clone(&self.page));
+        self.server.begin(control, kick);
+        Ok(())
+    }
+}
+
+fn answer(message: &Message) -> Outgoing<'static> {
+    Outgoing { tag: message.tag, ..Outgoing::default() }
+}
+
+fn open_host(start: &Start, mut fds: Vec<OwnedFd>) -> Result<Arc<dyn Host>> {
+    Ok(match start.host {
+        HostKind::Nvidia => Arc::new(LinuxHost),
+        HostKind::Sim => {
+            ensure!(!fds.is_empty(), "The start message came without the simulated card");
+            let options = SimOptions::from_environment(&start.compiled.release);
+            let host = SimHost::new(fds.remove(0), options)
+                .context("Opening the simulated card failed")?;
+            Arc::new(host)
+        }
+    })
+}

@@ -1,0 +1,118 @@
+//! Which RM objects a free takes along.
+//!
+//! RM frees children with their parent and everything with its client
+//! (`serverFreeResourceTree` of the resource server). We keep the tree for one
+//! purpose: a placement must leave the window before its memory goes.
+
+use std::collections::HashMap;
+
+/// Deeper than any chain of parents that RM makes.
+const MAX_DEPTH: usize = 32;
+
+/// The tree of every client of this process.
+#[derive(Debug, Default)]
+pub struct Objects {
+    parents: HashMap<(u32, u32), u32>,
+    owners: HashMap<u32, u32>,
+}
+
+impl Objects {
+    /// `client` was made on `file`, which owns it.
+    pub fn client(&mut self, client: u32, file: u32) {
+        self.owners.insert(client, file);
+    }
+
+    /// `object` was made below `parent`.
+    pub fn made(&mut self, client: u32, object: u32, parent: u32) {
+        self.parents.insert((client, object), parent);
+    }
+
+    /// The file that `client` was made on.
+    pub fn owner(&self, client: u32) -> Option<u32> {
+        self.owners.get(&client).copied()
+    }
+
+    /// Whether freeing `freed` takes `object` along.
+    pub fn goes_with(&self, client: u32, object: u32, freed: u32) -> bool {
+        let parents = |object: &u32| self.parents.get(&(client, *object)).copied();
+        freed == client
+            || std::iter::successors(Some(object), parents).take(MAX_DEPTH).any(|o| o == freed)
+    }
+
+    /// `freed` is gone, and what went with it.
+    pub fn freed(&mut self, client: u32, freed: u32) {
+        if freed == client {
+            self.owners.remove(&client);
+            self.parents.retain(|&(owner, _), _| owner != client);
+            return;
+        }
+        let gone: Vec<u32> = self
+            .parents
+            .keys()
+            .filter(|&&(owner, object)| owner == client && self.goes_with(client, object, freed))
+            .map(|&(_, object)| object)
+            .collect();
+        for object in gone {
+            self.parents.remove(&(client, object));
+        }
+    }
+
+    /// The clients of `file` are gone with it.
+    pub fn closed(&mut self, file: u32) {
+        let clients: Vec<u32> = self
+            .owners
+            .iter()
+            .filter_map(|(&client, &owner)| (owner == file).then_some(client))
+            .collect();
+        for client in clients {
+            self.freed(client, client);
+        }
+    }
+
+    /// Clients and objects alive, for limits and tallies.
+    pub fn count(&self) -> (usize, usize) {
+        (self.owners.len(), self.parents.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> Objects {
+        let mut objects = Objects::default();
+        objects.client(1, 0x1_0001);
+        objects.made(1, 10, 1);
+        objects.made(1, 20, 10);
+        objects.made(1, 30, 20);
+        objects.made(1, 40, 10);
+        objects
+    }
+
+    #[test]
+    fn a_free_takes_along_what_is_below_and_nothing_else() {
+        let objects = tree();
+        assert!(objects.goes_with(1, 30, 20));
+        assert!(objects.goes_with(1, 30, 10));
+        assert!(objects.goes_with(1, 30, 1));
+        assert!(!objects.goes_with(1, 40, 20));
+        assert!(!objects.goes_with(2, 30, 20));
+    }
+
+    #[test]
+    fn what_was_freed_is_forgotten_with_all_below_it() {
+        let mut objects = tree();
+        objects.freed(1, 20);
+        assert_eq!(objects.count(), (1, 2));
+        objects.closed(0x1_0001);
+        assert_eq!(objects.count(), (0, 0));
+    }
+
+    #[test]
+    fn a_cycle_of_parents_ends() {
+        let mut objects = Objects::default();
+        objects.made(1, 10, 11);
+        objects.made(1, 11, 10);
+        assert!(!objects.goes_with(1, 10, 99));
+    }
+}

@@ -1,0 +1,367 @@
+//! The threads that serve a guest process.
+//!
+//! One of them *leads*: it waits for the next request. A request that is quickly
+//! done it serves itself and goes on leading, which costs no wake-up; before one
+//! that may take long, or when more requests wait, it hands the lead to another.
+//! Calls on one file keep their order: what comes for a busy file waits there.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::session::{lock, Admission, GuestFile, Session};
+use super::upstream::Upstream;
+use crate::errno::Errno;
+use crate::marshal::scratch::Scratch;
+use crate::transport::link::{self, Outgoing};
+use crate::transport::ring::{Message, Ring};
+use crate::wire::{self, Kind};
+
+/// A request, and where its reply goes.
+pub struct Work {
+    message: Message,
+    header: wire::ReqHeader,
+    source: Source,
+}
+
+enum Source {
+    /// The slot's own queue, in the generation that it was taken from.
+    Ring(u64),
+    /// The broker's queue: the tag that the broker knows it by, and the room for its reply.
+    Broker { tag: u64, room: usize },
+}
+
+/// Of one serving thread.
+pub struct Bench {
+    /// Memory that host calls are built in.
+    pub scratch: Scratch,
+    /// The reply that is being built.
+    pub reply: Vec<u8>,
+}
+
+/// What the threads share.
+pub struct Server {
+    session: Arc<Session>,
+    upstream: Arc<Upstream>,
+    lead: Mutex<()>,
+    queue: Mutex<Queue>,
+    submitted: Mutex<VecDeque<Work>>,
+    wake: EventFd,
+    poll: Duration,
+}
+
+#[derive(Default)]
+struct Queue {
+    generation: u64,
+    ring: Option<Ring>,
+    kick: Option<Arc<OwnedFd>>,
+}
+
+impl Server {
+    /// Starts `threads` threads; they wait for work.
+    pub fn start(
+        threads: usize,
+        session: Arc<Session>,
+        upstream: Arc<Upstream>,
+    ) -> anyhow::Result<Arc<Self>> {
+        let server = Arc::new(Self {
+            poll: Duration::from_micros(session.start.poll_us.into()),
+            session,
+            upstream,
+            lead: Mutex::default(),
+            queue: Mutex::default(),
+            submitted: Mutex::default(),
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        });
+        for number in 0..threads {
+            let mut bench = Bench { scratch: Scratch::new()?, reply: Vec::with_capacity(4096) };
+            let server = Arc::clone(&server);
+            std::thread::Builder::new()
+                .name(format!("serve-{number}"))
+                .stack_size(256 << 10)
+                .spawn(move || server.run(&mut bench))?;
+        }
+        Ok(server)
+    }
+
+    /// Serves a slot's queue from now on.
+    pub fn begin(&self, ring: Ring, kick: OwnedFd) {
+        let mut queue = lock(&self.queue);
+        queue.generation += 1;
+        queue.ring = Some(ring);
+        queue.kick = Some(Arc::new(kick));
+        drop(queue);
+        self.rouse();
+    }
+
+    /// Touches the queue no more. Calls under way end, and their replies are dropped.
+    pub fn stop(&self) {
+        let mut queue = lock(&self.queue);
+        queue.generation += 1;
+        queue.ring = None;
+        queue.kick = None;
+        drop(queue);
+        self.rouse();
+    }
+
+    /// Interrupts the guest through `call` from now on.
+    pub fn set_call(&self, call: OwnedFd) {
+        if let Some(ring) = &mut lock(&self.queue).ring {
+            ring.set_call(call);
+        }
+    }
+
+    /// Serves a request that came on the broker's queue.
+    pub fn submit(&self, message: link::Message) {
+        let room = usize::try_from(message.words[0]).unwrap_or(0);
+        let source = Source::Broker { tag: message.tag, room };
+        let message = Message { request: message.payload, ..Message::default() };
+        let work = Work { message, header: wire::ReqHeader::default(), source };
+        lock(&self.submitted).push_back(work);
+        self.rouse();
+    }
+
+    fn rouse(&self) {
+        let _ = self.wake.write(1);
+    }
+
+    fn run(&self, bench: &mut Bench) {
+        let mut lead: Option<MutexGuard<'_, ()>> = None;
+        loop {
+            let leading = lead.take().unwrap_or_else(|| lock(&self.lead));
+            let (work, more) = self.next();
+            let Some((work, file)) = self.admit(work, bench) else {
+                lead = Some(leading);
+                continue;
+            };
+            if more || !is_quick(&work) {
+                drop(leading);
+            } else {
+                lead = Some(leading);
+            }
+            self.serve(work, file.as_deref(), bench);
+            while let Some(work) = file.as_ref().and_then(|file| file.next()) {
+                // The backlog of a file is served without the lead: others go on meanwhile.
+                lead = None;
+                self.serve(work, file.as_deref(), bench);
+            }
+        }
+    }
+
+    /// The next request, and whether more are waiting.
+    fn next(&self) -> (Work, bool) {
+        loop {
+            let deadline = Instant::now() + self.poll;
+            loop {
+                if let Some(found) = self.try_next() {
+                    return found;
+                }
+                if Instant::now() >= deadline {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            self.sleep();
+        }
+    }
+
+    fn try_next(&self) -> Option<(Work, bool)> {
+        let submitted = lock(&self.submitted).pop_front();
+        if let Some(work) = submitted {
+            return Some((work, true));
+        }
+        let mut queue = lock(&self.queue);
+        let source = Source::Ring(queue.generation);
+        let ring = queue.ring.as_mut()?;
+        let message = ring.take()?;
+        let more = ring.has_more();
+        Some((Work { message, header: wire::ReqHeader::default(), source }, more))
+    }
+
+    /// Waits for a kick of the queue or a word from the broker.
+    fn sleep(&self) {
+        let kick = {
+            let mut queue = lock(&self.queue);
+            if queue.ring.as_mut().is_some_and(Ring::want_kick) {
+                return;
+            }
+            queue.kick.clone()
+        };
+        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
+        fds.extend(kick.as_ref().map(|kick| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
+        if poll(&mut fds, PollTimeout::NONE).is_err() {
+            return;
+        }
+        let rung = |fd: Option<&PollFd<'_>>| fd.and_then(PollFd::any).unwrap_or(false);
+        let (woken, kicked) = (rung(fds.first()), rung(fds.get(1)));
+        if woken {
+            let _ = self.wake.read();
+        }
+        if let Some(kick) = kick.filter(|_| kicked) {
+            let _ = nix::unistd::read(&*kick, &mut [0; 8]);
+        }
+        if let Some(ring) = &mut lock(&self.queue).ring {
+            ring.spare_kick();
+        }
+    }
+
+    /// Reads the header and finds the file; `None` if the request was answered, or waits.
+    fn admit(&self, mut work: Work, bench: &mut Bench) -> Option<(Work, Option<Arc<GuestFile>>)> {
+        match read_header(&work.message.request) {
+            Ok(header) => work.header = header,
+            Err(errno) => {
+                self.reply(work, bench, Err(errno));
+                return None;
+            }
+        }
+        if Kind::from_number(work.header.kind.get()) == Some(Kind::Open) {
+            return Some((work, None));
+        }
+        let Some(file) = self.session.file(work.header.file.get()) else {
+            self.reply(work, bench, Err(Errno::EBADF));
+            return None;
+        };
+        match file.admit(work) {
+            Admission::Run(work) => Some((work, Some(file))),
+            Admission::Waits => None,
+            Admission::Refused(work) => {
+                self.reply(work, bench, Err(Errno::EAGAIN));
+                None
+            }
+        }
+    }
+
+    fn serve(&self, work: Work, file: Option<&GuestFile>, bench: &mut Bench) {
+        bench.reply.clear();
+        bench.reply.resize(size_of::<wire::RespHeader>(), 0);
+        let outcome = self.dispatch(&work, file, bench);
+        self.reply(work, bench, outcome);
+    }
+
+    fn dispatch(
+        &self,
+        work: &Work,
+        file: Option<&GuestFile>,
+        bench: &mut Bench,
+    ) -> Result<(), Errno> {
+        let session = &*self.session;
+        let body = &work.message.request[size_of::<wire::ReqHeader>()..];
+        let room = work.room().saturating_sub(size_of::<wire::RespHeader>());
+        let kind = Kind::from_number(work.header.kind.get());
+        if let Some(kind) = kind {
+            session.count(kind);
+        }
+        if kind == Some(Kind::Open) {
+            fits::<wire::OpenResp>(room)?;
+            let opened = session.open(&work.header.caller, body)?;
+            bench.reply.extend_from_slice(opened.as_bytes());
+            return Ok(());
+        }
+        // A file that was closed while this request waited for its turn.
+        let file = file.and_then(|file| session.file(file.handle)).ok_or(Errno::EBADF)?;
+        match kind {
+            Some(Kind::Ioctl) => session.ioctl(&file, body, room, bench),
+            Some(Kind::Map) => {
+                fits::<wire::MapResp>(room)?;
+                let request = wire::MapReq::read_from_bytes(body).map_err(|_| Errno::EINVAL)?;
+                let mapped = session.mappings.map(&*session.host, &file, &request)?;
+                bench.reply.extend_from_slice(mapped.as_bytes());
+                Ok(())
+            }
+            Some(Kind::Unmap) => {
+                let request = wire::UnmapReq::read_from_bytes(body).map_err(|_| Errno::EINVAL)?;
+                session.mappings.unmap(&file, &request)
+            }
+            Some(Kind::Arm) => session.watcher().arm(&file),
+            Some(Kind::Close) => {
+                session.close(&file);
+                Ok(())
+            }
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Sends what is in `bench.reply`. A failed request is answered with its header
+    /// alone, unless the driver's own failure left an argument to copy back.
+    fn reply(&self, work: Work, bench: &mut Bench, outcome: Result<(), Errno>) {
+        let header_size = size_of::<wire::RespHeader>();
+        if bench.reply.len() < header_size || outcome.is_err() && work.is_not_ioctl() {
+            bench.reply.clear();
+            bench.reply.resize(header_size, 0);
+        }
+        let status = outcome.err().map_or(0, Errno::status);
+        // CAST: replies are bounded by MAX_RESPONSE.
+        let len = bench.reply.len() as u32;
+        let header = wire::RespHeader { status: status.into(), len: len.into() };
+        bench.reply[..header_size].copy_from_slice(header.as_bytes());
+        match work.source {
+            Source::Ring(generation) => {
+                let mut queue = lock(&self.queue);
+                if queue.generation == generation {
+                    if let Some(ring) = &mut queue.ring {
+                        ring.give(work.message, &bench.reply);
+                    }
+                }
+            }
+            Source::Broker { tag, .. } => {
+                let out = Outgoing { tag, payload: &bench.reply, ..Outgoing::default() };
+                if let Err(error) = self.upstream.tell(link::Kind::Reply, out) {
+                    tracing::debug!(%error, "a reply did not reach the broker");
+                }
+            }
+        }
+        bench.reply.clear();
+        bench.reply.shrink_to(64 << 10);
+    }
+}
+
+impl Work {
+    fn room(&self) -> usize {
+        match self.source {
+            Source::Ring(_) => self.message.room(),
+            Source::Broker { room, .. } => room,
+        }
+    }
+
+    fn is_not_ioctl(&self) -> bool {
+        self.header.kind.get() != Kind::Ioctl as u32
+    }
+}
+
+/// The header of a request, if the request is what the header says.
+pub fn read_header(request: &[u8]) -> Result<wire::ReqHeader, Errno> {
+    let (header, _) = wire::ReqHeader::read_from_prefix(request).map_err(|_| Errno::EPROTO)?;
+    let honest = header.len.get() as usize == request.len() && header.reserved.get() == 0;
+    match Kind::from_number(header.kind.get()) {
+        Some(_) if honest => Ok(header),
+        _ => Err(Errno::EPROTO),
+    }
+}
+
+fn fits<T>(room: usize) -> Result<(), Errno> {
+    if room < size_of::<T>() {
+        return Err(Errno::EMSGSIZE);
+    }
+    Ok(())
+}
+
+/// Whether a request is done in microseconds. A control answers at once, or takes a
+/// lock that RM's other calls of this process would wait for just so; opening a card,
+/// mapping, allocating and waiting may take long.
+fn is_quick(work: &Work) -> bool {
+    const NV_ESC_RM_CONTROL: u32 = 0x2a;
+    match Kind::from_number(work.header.kind.get()) {
+        Some(Kind::Arm) => true,
+        Some(Kind::Ioctl) => {
+            let body = work.message.request.get(size_of::<wire::ReqHeader>()..);
+            body.and_then(|body| wire::IoctlReq::read_from_prefix(body).ok())
+                .is_some_and(|(call, _)| call.cmd.get() & 0xff == NV_ESC_RM_CONTROL)
+        }
+        _ => false,
+    }
+}

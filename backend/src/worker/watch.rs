@@ -1,0 +1,199 @@
+//! Readiness: an edge of the host's file is remembered, and told once to who armed for it.
+//!
+//! `nvidia_poll` clears a data-less event by the poll that reports it, so a file is
+//! watched edge-triggered and each edge is kept here until the guest takes it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::session::{lock, GuestFile, Session};
+use super::upstream::Upstream;
+use crate::errno::Errno;
+use crate::transport::events::EventQueue;
+use crate::transport::link::{Kind, Outgoing};
+use crate::transport::page::SlotPage;
+use crate::transport::ring::Ring;
+use crate::wire;
+
+/// The token of the event queue's kick; files' tokens are their handles, never 0.
+const KICK: u64 = 0;
+
+/// The readiness of one file.
+#[derive(Default)]
+pub struct Watch {
+    edges: AtomicU32,
+    armed: AtomicBool,
+    registered: AtomicBool,
+}
+
+impl Watch {
+    /// An edge came: its mask, if somebody armed for it.
+    fn edge(&self, mask: u32) -> Option<u32> {
+        self.edges.fetch_or(mask, Ordering::SeqCst);
+        self.take_if_armed()
+    }
+
+    /// Somebody wants to know: the mask at once, if an edge came before.
+    fn arm(&self) -> Option<u32> {
+        self.armed.store(true, Ordering::SeqCst);
+        if self.edges.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        self.take_if_armed()
+    }
+
+    /// Of an edge and an arm that cross, exactly one takes both.
+    fn take_if_armed(&self) -> Option<u32> {
+        self.armed.swap(false, Ordering::SeqCst).then(|| self.edges.swap(0, Ordering::SeqCst))
+    }
+}
+
+/// The thread that waits for the host's files, and the queue it reports on.
+pub struct Watcher {
+    epoll: Epoll,
+    upstream: Arc<Upstream>,
+    queue: Mutex<(EventQueue, Option<OwnedFd>)>,
+}
+
+impl Watcher {
+    /// Nothing is watched yet.
+    pub fn new(upstream: Arc<Upstream>) -> Self {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .expect("PANIC: a worker that cannot wait is of no use, and its guest has nothing yet");
+        Self { epoll, upstream, queue: Mutex::default() }
+    }
+
+    /// Starts the thread.
+    pub fn start(session: Arc<Session>) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name("watch".into()).stack_size(128 << 10);
+        thread.spawn(move || session.watcher().run(&session))?;
+        Ok(())
+    }
+
+    fn run(&self, session: &Session) {
+        let mut events = [EpollEvent::empty(); 64];
+        loop {
+            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+                Ok(count) => count,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "waiting for the driver's events failed");
+                    return;
+                }
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    KICK => self.kicked(),
+                    handle => self.edge(session, handle, event.events()),
+                }
+            }
+        }
+    }
+
+    fn kicked(&self) {
+        let mut queue = lock(&self.queue);
+        if let Some(kick) = &queue.1 {
+            // Level-triggered: the count is taken so that it can rise again.
+            let _ = nix::unistd::read(kick, &mut [0; 8]);
+        }
+        queue.0.flush();
+    }
+
+    fn edge(&self, session: &Session, handle: u64, flags: EpollFlags) {
+        // CAST: a handle has 31 bits.
+        let Some(file) = session.file(handle as u32) else { return };
+        // CAST: poll's and epoll's bits are the same, and few.
+        if let Some(mask) = file.watch.edge(flags.bits() as u32 & 0xffff) {
+            self.report(file.handle, mask);
+        }
+    }
+
+    fn report(&self, handle: u32, mask: u32) {
+        let mut queue = lock(&self.queue);
+        if queue.0.is_started() {
+            queue.0.send(wire::EVENT_READY, handle, mask);
+            return;
+        }
+        drop(queue);
+        let words = [wire::EVENT_READY.into(), handle.into(), mask.into(), 0];
+        if let Err(error) = self.upstream.tell(Kind::Event, Outgoing { words, ..Outgoing::default() })
+        {
+            tracing::debug!(%error, "an event did not reach the broker");
+        }
+    }
+
+    /// ARM: tells the guest, once, when `file` is ready.
+    pub fn arm(&self, file: &GuestFile) -> Result<(), Errno> {
+        if !file.watch.registered.swap(true, Ordering::SeqCst) {
+            let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI | EpollFlags::EPOLLET;
+            let event = EpollEvent::new(interest, file.handle.into());
+            self.epoll.add(file.host().watched(), event)?;
+        }
+        if let Some(mask) = file.watch.arm() {
+            self.report(file.handle, mask);
+        }
+        Ok(())
+    }
+
+    /// `file` is being closed. Duplicates would keep it watched, so it is taken out by name.
+    pub fn forget(&self, file: &GuestFile) {
+        if file.watch.registered.load(Ordering::SeqCst) {
+            let _ = self.epoll.delete(file.host().watched());
+        }
+    }
+
+    /// Reports on a slot's own queue from now on.
+    pub fn begin(&self, ring: Ring, kick: OwnedFd, page: Arc<SlotPage>) {
+        let mut queue = lock(&self.queue);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, KICK);
+        if let Err(error) = self.epoll.add(kick.as_fd(), event) {
+            tracing::error!(%error, "watching the event queue's kick failed");
+        }
+        queue.1 = Some(kick);
+        queue.0.start(ring, Some(page));
+    }
+
+    /// Interrupts the guest through `call` from now on.
+    pub fn set_call(&self, call: OwnedFd) {
+        if let Some(ring) = lock(&self.queue).0.ring_mut() {
+            ring.set_call(call);
+        }
+    }
+
+    /// Stops using the slot's queue.
+    pub fn stop(&self) {
+        let mut queue = lock(&self.queue);
+        if let Some(kick) = queue.1.take() {
+            let _ = self.epoll.delete(kick.as_fd());
+        }
+        queue.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edge_that_comes_unarmed_is_remembered() {
+        let watch = Watch::default();
+        assert_eq!(watch.edge(1), None);
+        assert_eq!(watch.edge(2), None);
+        assert_eq!(watch.arm(), Some(3));
+        assert_eq!(watch.edge(1), None, "one report for one arm");
+    }
+
+    #[test]
+    fn of_an_edge_and_an_arm_that_cross_exactly_one_reports() {
+        for _ in 0..2000 {
+            let watch = Arc::new(Watch::default());
+            let other = Arc::clone(&watch);
+            let edge = std::thread::spawn(move || other.edge(1).is_some());
+            let armed = watch.arm().is_some();
+            assert_ne!(armed, edge.join().unwrap());
+        }
+    }
+}
