@@ -50,10 +50,7 @@ static bool nvg_rule_sound(const struct nvg_rules *rules,
 
 	switch (rule->op) {
 	case NVG_RULE_BUFFER:
-		if (rule->flags & ~(direction | NVG_RULE_NULL_OK) ||
-		    !(rule->flags & direction))
-			return false;
-		if (rule->nsubs && !(rule->flags & NVG_RULE_IN))
+		if (rule->flags & ~(direction | NVG_RULE_NULL_OK))
 			return false;
 		return le16_to_cpu(rule->count_off) == NVG_NO_OFFSET ||
 		       rule->count_width == 1 || rule->count_width == 2 ||
@@ -289,6 +286,7 @@ static int nvg_gather_fd(struct nvg_gather *g, u32 segment, const u8 *block,
 			 u32 len, const struct nvg_schema_rule *rule)
 {
 	u32 offset = le16_to_cpu(rule->offset);
+	bool negative;
 	u32 file = 0;
 	s64 value;
 	int ret;
@@ -299,13 +297,13 @@ static int nvg_gather_fd(struct nvg_gather *g, u32 segment, const u8 *block,
 		return -EINVAL;
 
 	value = nvg_read_uint(block + offset, rule->fd_width);
-	if (rule->fd_width == 4)
-		value = (s32)value;
+	/* Drivers read a wide one as an int, or as 64 bits. */
+	negative = value < 0 || (s32)value < 0;
 
-	if (!((value < 0 && rule->flags & NVG_RULE_NEGATIVE_NONE) ||
+	if (!((negative && rule->flags & NVG_RULE_NEGATIVE_NONE) ||
 	      (!value && rule->flags & NVG_RULE_ZERO_NONE))) {
 		ret = -EBADF;
-		if (value >= 0 && value <= INT_MAX)
+		if (!negative && value <= INT_MAX)
 			ret = g->ops->file(g, value, le32_to_cpu(rule->fd_kinds),
 					   &file);
 		if (ret == -EBADF && rule->flags & NVG_RULE_FOREIGN_OK)
@@ -375,7 +373,7 @@ static int nvg_gather_buffer(struct nvg_gather *g, const u8 *block, u32 len,
 	return 1;
 }
 
-/* What a gathered segment reaches itself. */
+/* What a gathered segment reaches itself, if the driver reads it. */
 static int nvg_gather_subs(struct nvg_gather *g,
 			   const struct nvg_schema_rule *rule)
 {
@@ -386,6 +384,8 @@ static int nvg_gather_subs(struct nvg_gather *g,
 	int ret;
 	u32 i;
 
+	if (!(seg->flags & NVG_RULE_IN))
+		return 0;
 	for (i = 0; i < le32_to_cpu(rule->nsubs); i++, sub++) {
 		if (sub->op == NVG_RULE_FD)
 			ret = nvg_gather_fd(g, n, g->buf + seg->at, seg->len,
@@ -539,7 +539,7 @@ int nvg_gather_call(struct nvg_gather *g, u8 kind, u32 cmd, u64 arg)
 	return 0;
 }
 
-static int nvg_copy_out(struct nvg_gather *g, const u8 *reply)
+static int nvg_copy_out(struct nvg_gather *g, const u8 *reply, u32 len)
 {
 	u32 at = sizeof(struct nvg_ioctl_resp);
 	const struct nvg_segment *seg;
@@ -548,7 +548,7 @@ static int nvg_copy_out(struct nvg_gather *g, const u8 *reply)
 
 	ret = g->ops->write(g, g->arg, reply + at, g->arg_len);
 	at += NVG_PAD(g->arg_len);
-	for (i = 0; i < g->nsegs && !ret; i++) {
+	for (i = 0; i < g->nsegs && at < len && !ret; i++) {
 		seg = &g->segs[i];
 		if (!(seg->flags & NVG_RULE_OUT))
 			continue;
@@ -564,7 +564,8 @@ static int nvg_copy_out(struct nvg_gather *g, const u8 *reply)
  * @reply: what the device wrote
  * @len: how much of it
  *
- * Pointers come from the caller's own argument, never from the reply.
+ * Pointers come from the caller's own argument, never from the reply. A call
+ * that failed may bring its argument back, alone or with everything.
  *
  * Return: what the ioctl returns.
  */
@@ -584,9 +585,12 @@ int nvg_scatter_reply(struct nvg_gather *g, const void *reply, u32 len)
 	if (status && len == sizeof(head->resp))
 		return -(int)status;
 
-	if (len != g->reply_len || le32_to_cpu(head->arg_len) != g->arg_len)
-		return status ? -(int)status : -EPROTO;
-	ret = nvg_copy_out(g, reply);
+	if (len != g->reply_len &&
+	    !(status && len == sizeof(*head) + NVG_PAD(g->arg_len)))
+		return -EPROTO;
+	if (le32_to_cpu(head->arg_len) != g->arg_len)
+		return -EPROTO;
+	ret = nvg_copy_out(g, reply, len);
 	if (status)
 		return -(int)status;
 	return ret ?: (int)le32_to_cpu(head->ret);

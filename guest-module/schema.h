@@ -25,7 +25,7 @@
 /* An argument as large as the driver itself takes. */
 #define NVG_MAX_ARG		16384
 #define NVG_MAX_SEGS		32
-#define NVG_MAX_FDS		32
+#define NVG_MAX_FDS		16
 #define NVG_MAX_ERRNO		4095
 
 /* A schema that nvg_rules_init() found sound. */

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* The little of the kernel that schema.c needs, for user space. */
+#ifndef NVG_SHIM_H
+#define NVG_SHIM_H
+
+#include <endian.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <linux/ioctl.h>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int32_t s32;
+typedef int64_t s64;
+
+#define U32_MAX			UINT32_MAX
+#define ARRAY_SIZE(a)		(sizeof(a) / sizeof(*(a)))
+#define ALIGN(x, to)		__extension__ ({ \
+	__typeof__(to) _a = (to); ((x) + _a - 1) & ~(_a - 1); })
+#define min_t(type, a, b)	__extension__ ({ \
+	type _a = (a); type _b = (b); _a < _b ? _a : _b; })
+
+#define le16_to_cpu(x)		le16toh(x)
+#define le32_to_cpu(x)		le32toh(x)
+#define le64_to_cpu(x)		le64toh(x)
+#define cpu_to_le16(x)		htole16(x)
+#define cpu_to_le32(x)		htole32(x)
+#define cpu_to_le64(x)		htole64(x)
+
+static inline u16 get_unaligned_le16(const void *p)
+{
+	u16 v;
+
+	memcpy(&v, p, sizeof(v));
+	return le16toh(v);
+}
+
+static inline u32 get_unaligned_le32(const void *p)
+{
+	u32 v;
+
+	memcpy(&v, p, sizeof(v));
+	return le32toh(v);
+}
+
+static inline u64 get_unaligned_le64(const void *p)
+{
+	u64 v;
+
+	memcpy(&v, p, sizeof(v));
+	return le64toh(v);
+}
+
+#endif
