@@ -31,6 +31,8 @@ pub mod request;
 #[forbid(unsafe_code)]
 mod rm;
 pub mod scratch;
+#[cfg(test)]
+mod tests;
 
 pub use prepare::{prepare, Files, Prepared, Refused};
 pub use request::Call;

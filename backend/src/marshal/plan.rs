@@ -1,7 +1,7 @@
 //! The walk: what a call reaches by the profile's rules, found from the bytes that
 //! arrived, and compared with what the guest says it gathered.
 
-use nvguest_abi::rules::{read_uint, rule_flags, Ioctl, Rule, Rules, OP_BUFFER, OP_FD};
+use nvguest_abi::rules::{read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD};
 use nvguest_abi::FileKind;
 
 use super::bounded::Bounded;
@@ -63,8 +63,8 @@ pub struct Plan<'a> {
     pub argument: &'a [u8],
     pub segments: Bounded<Segment<'a>, MAX_SEGMENTS>,
     pub descriptors: Bounded<Descriptor, MAX_FDS>,
-    /// Pointers of the argument that were not followed.
-    pub unused: Bounded<u16, MAX_UNUSED>,
+    /// Pointers and addresses that lead to no segment: segment and offset.
+    pub unused: Bounded<(u16, u16), MAX_UNUSED>,
 }
 
 impl<'a> Plan<'a> {
@@ -89,7 +89,7 @@ impl<'a> Plan<'a> {
                 walk.rule(number, walk.plan.bytes(number), sub)?;
             }
         }
-        walk.finish(own(rules, ioctl), rm::pointers(kind, nr, call.argument))
+        walk.finish(own(rules, ioctl), rm::addresses(kind, nr, call.argument))
     }
 
     /// The buffer that the argument's pointer at `offset` leads to.
@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
     fn is_known(&self, offset: u16) -> bool {
         let named = |fd: &Descriptor| fd.segment == 0 && fd.offset == offset;
         self.at(offset).is_some()
-            || self.unused.contains(&offset)
+            || self.unused.contains(&(0, offset))
             || self.descriptors.iter().any(named)
     }
 
@@ -113,21 +113,11 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Whether the profile has rules for what `argument` selects.
-pub fn has_case(rules: &Rules, ioctl: &Ioctl, argument: &[u8]) -> bool {
-    let cases = part(&rules.cases, ioctl.first_case.get(), ioctl.ncases.get());
-    read_uint(argument, ioctl.select.get(), 4)
-        .is_some_and(|key| cases.binary_search_by_key(&key, |c| c.key.get().into()).is_ok())
-}
-
 /// The rules that hold where no case does: they say where the argument has pointers.
 fn own<'r>(rules: &'r Rules, ioctl: &Ioctl) -> &'r [Rule] {
-    part(&rules.rules, ioctl.first_rule.get(), ioctl.nrules.get())
-}
-
-fn part<T>(table: &[T], first: u32, count: u32) -> &[T] {
-    let first = first as usize;
-    table.get(first..first.saturating_add(count as usize)).unwrap_or(&[])
+    let first = ioctl.first_rule.get() as usize;
+    let end = first.saturating_add(ioctl.nrules.get() as usize);
+    rules.rules.get(first..end).unwrap_or(&[])
 }
 
 /// Rules for the block that `rule` gathered: none if there is none, or none was read.
@@ -155,9 +145,18 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
+    /// A pointer outside the block reaches nothing: the block is too short, which
+    /// is RM's to refuse. One without a count reaches nothing either.
     fn buffer(&mut self, parent: u16, block: &[u8], rule: &Rule) -> Option<u16> {
-        if rule.value(block)? == 0 {
-            return rule.has(rule_flags::NULL_OK).then_some(0);
+        let offset = rule.offset.get();
+        match rule.value(block) {
+            None => return Some(0),
+            Some(0) => return rule.has(rule_flags::NULL_OK).then_some(0),
+            Some(_) => {}
+        }
+        let count_off = rule.count_off.get();
+        if count_off != NO_OFFSET && read_uint(block, count_off, rule.count_width).is_none() {
+            return self.plan.unused.push((parent, offset)).map(|()| 0);
         }
         let length = rule.length(block)?;
         let sent = self.call.lengths.get(self.plan.segments.len())?;
@@ -168,14 +167,13 @@ impl<'a> Walk<'_, 'a> {
         if rule.has(rule_flags::IN) {
             (bytes, self.data) = split_padded(self.data, usize::try_from(length).ok()?).ok()?;
         }
-        let offset = rule.offset.get();
         self.plan.segments.push(Segment { parent, offset, length, flags: rule.flags, bytes })?;
         u16::try_from(self.plan.segments.len()).ok()
     }
 
     fn descriptor(&mut self, segment: u16, block: &[u8], rule: &Rule) -> Option<()> {
         let (offset, width) = (rule.offset.get(), rule.fd_width);
-        let value = rule.value(block)?;
+        let Some(value) = rule.value(block) else { return Some(()) };
         let record = self
             .call
             .records
@@ -198,10 +196,12 @@ impl<'a> Walk<'_, 'a> {
         let all = self.plan.segments.len() == self.call.lengths.len()
             && self.plan.descriptors.len() == self.call.records.len()
             && self.data.is_empty();
-        let own = own.iter().filter(|rule| rule.op == OP_BUFFER).map(|rule| rule.offset.get());
+        let argument = self.plan.argument;
+        let own = own.iter().filter(|rule| rule.op == OP_BUFFER && rule.value(argument).is_some());
+        let own = own.map(|rule| rule.offset.get());
         for offset in own.chain(fixed.iter().copied()) {
             if !self.plan.is_known(offset) {
-                self.plan.unused.push(offset)?;
+                self.plan.unused.push((0, offset))?;
             }
         }
         all.then_some(self.plan)

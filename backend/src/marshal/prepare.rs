@@ -20,8 +20,6 @@ const MAX_PATCHES: usize = MAX_SEGMENTS + MAX_FDS + 8;
 const MAX_IOCTL_SIZE: usize = (1 << 14) - 1;
 /// `_IOWR('F', 0, 0)`.
 const RM_IOCTL: u32 = 0xc000_4600;
-/// `NVKMS_IOCTL_IOWR`: `_IOWR('m', 0, 16)`, whose argument names the real call.
-const MODESET_IOCTL: u32 = 0xc010_6d00;
 
 /// The files of a guest process, as the session knows them.
 pub trait Files {
@@ -68,6 +66,15 @@ pub(super) struct Patch {
     pub original: u64,
 }
 
+impl Patch {
+    fn overlaps(&self, segment: u16, offset: u16, width: u8) -> bool {
+        let end = |offset: u16, width: u8| u32::from(offset) + u32::from(width);
+        self.segment == segment
+            && u32::from(offset) < end(self.offset, self.width)
+            && u32::from(self.offset) < end(offset, width)
+    }
+}
+
 /// A segment's bytes for the host. A pointer that RM does not follow has no block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
@@ -106,19 +113,19 @@ pub fn prepare<'s>(
     let refuse_call = |verdict| refuse((verdict, What::ioctl(kind, nr)));
 
     policy::escape(compiled, kind, nr, size(call)).map_err(refuse_call)?;
-    let host_cmd = host_cmd(kind, nr, call).ok_or_else(|| refuse_call(Verdict::Size))?;
+    let host_cmd = host_cmd(kind, nr, call).map_err(refuse_call)?;
     let ioctl = layout(compiled, kind, call).ok_or_else(|| refuse_call(Verdict::Unsized))?;
     let plan = Plan::walk(&compiled.rules, ioctl, kind, nr, call)
         .ok_or_else(|| refuse_call(Verdict::Shape))?;
-    let least = rm::judge(compiled, kind, nr, ioctl, &plan).map_err(refuse)?;
+    let least = rm::judge(compiled, kind, nr, &plan).map_err(refuse)?;
     let numbers = resolve(files, &plan)
         .map_err(|errno| Refused { answer: Answer::Errno(errno), ..refuse_call(Verdict::File) })?;
 
     let limit = |_| Refused::new(compiled, kind, call, Verdict::Limit);
-    let mut prepared = build(kind, call, &plan, least, scratch).map_err(limit)?;
+    let mut prepared = build(kind, &plan, least, scratch).map_err(limit)?;
     prepared.nr = nr;
     prepared.host_cmd = host_cmd;
-    prepared.aim(&plan, &numbers).map_err(limit)?;
+    prepared.aim(&plan, &numbers).map_err(|_| refuse_call(Verdict::Shape))?;
     if prepared.reply_len() > wire::MAX_RESPONSE as usize {
         return Err(limit(Errno::EMSGSIZE));
     }
@@ -152,13 +159,15 @@ pub(super) fn layout<'c>(
 
 /// The number for the host, made from what was checked: the caller's other bits
 /// could make it one that the kernel itself serves before the driver sees it.
-fn host_cmd(kind: FileKind, nr: u32, call: &Call<'_>) -> Option<u32> {
+///
+/// The one ioctl of nvidia-modeset names another call, and no rule says what the
+/// parameters of that reach.
+fn host_cmd(kind: FileKind, nr: u32, call: &Call<'_>) -> Result<u32, Verdict> {
     match kind {
-        FileKind::Ctl | FileKind::Gpu if call.argument.len() > MAX_IOCTL_SIZE => None,
-        FileKind::Ctl | FileKind::Gpu => Some(RM_IOCTL | size(call) << 16 | nr),
-        FileKind::Uvm => Some(nr),
-        FileKind::Modeset => Some(MODESET_IOCTL),
-        FileKind::Cap => None,
+        FileKind::Ctl | FileKind::Gpu if call.argument.len() > MAX_IOCTL_SIZE => Err(Verdict::Size),
+        FileKind::Ctl | FileKind::Gpu => Ok(RM_IOCTL | size(call) << 16 | nr),
+        FileKind::Uvm => Ok(nr),
+        FileKind::Modeset | FileKind::Cap => Err(Verdict::Unsized),
     }
 }
 
@@ -181,22 +190,12 @@ fn resolve(files: &dyn Files, plan: &Plan<'_>) -> Result<Bounded<u64, MAX_FDS>, 
 /// Copies argument and buffers into blocks. Their pointers are still the caller's.
 fn build<'s>(
     kind: FileKind,
-    call: &Call<'_>,
     plan: &Plan<'_>,
     least: u32,
     scratch: &'s mut Scratch,
 ) -> Result<Prepared<'s>, Errno> {
     let mut frame = scratch.frame();
-    let argument = if kind == FileKind::Modeset {
-        let outer = frame.block(16)?;
-        let inner = frame.block_of(call.argument, 0)?;
-        let head = u64::from(call.cmd) | u64::from(size(call)) << 32;
-        set(frame.bytes_mut(outer), 0, 8, head)?;
-        frame.point(outer, 8, inner)?;
-        inner
-    } else {
-        frame.block_of(call.argument, 0)?
-    };
+    let argument = frame.block_of(plan.argument, 0)?;
     let mut parts = Bounded::default();
     let mut params = None;
     for segment in plan.segments.iter() {
@@ -242,21 +241,18 @@ impl Prepared<'_> {
         for (fd, &number) in plan.descriptors.iter().zip(numbers) {
             self.replace(fd.segment, fd.offset, fd.width, number)?;
         }
-        for &offset in plan.unused.iter() {
-            self.replace(0, offset, 8, 0)?;
+        for &(segment, offset) in plan.unused.iter() {
+            self.replace(segment, offset, 8, 0)?;
+            if let Some(patch) = self.patches.last_mut().filter(|_| segment == 0) {
+                patch.if_zero = rm::is_returned(self.kind, self.nr, plan.argument, offset);
+            }
         }
         self.registered = rm::registered(self.kind, self.nr, plan.argument);
-        if let Some(offset) = self.registered.filter(|&offset| plan.at(offset).is_none()) {
-            self.replace(0, offset, 8, 0)?;
-        }
-        if let Some(offset) = rm::returned(self.kind, self.nr, plan.argument) {
-            self.replace(0, offset, 8, 0)?;
-            self.patches.last_mut().ok_or(Errno::EFAULT)?.if_zero = true;
-        }
         Ok(())
     }
 
-    /// Puts `value` in a field. The block that it is in.
+    /// Puts `value` in a field. The block that it is in; EFAULT if the field is not
+    /// in one, or overlaps another that holds something else for the host.
     fn replace(
         &mut self,
         segment: u16,
@@ -264,6 +260,9 @@ impl Prepared<'_> {
         width: u8,
         value: u64,
     ) -> Result<BlockId, Errno> {
+        if self.patches.iter().any(|patch| patch.overlaps(segment, offset, width)) {
+            return Err(Errno::EFAULT);
+        }
         let block = self.block(segment).ok_or(Errno::EFAULT)?;
         let original = set(self.frame.bytes_mut(block), offset, width, value)?;
         let patch = Patch { segment, offset, width, if_zero: false, original };

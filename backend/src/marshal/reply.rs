@@ -76,8 +76,12 @@ impl Refused {
         let plan = layout(compiled, kind, call).and_then(|ioctl| {
             Plan::walk(&compiled.rules, ioctl, kind, number(kind, call.cmd), call)
         });
-        let plan = plan.ok_or(Errno::EINVAL)?;
-        let written = || plan.segments.iter().filter(|segment| segment.is_written());
+        let segments = match &plan {
+            Some(plan) => &plan.segments[..],
+            None if call.lengths.is_empty() => &[],
+            None => return Err(Errno::EINVAL),
+        };
+        let written = || segments.iter().filter(|segment| segment.is_written());
         let lengths = written().map(|segment| segment.length as usize);
         if length(call.argument.len(), lengths) > wire::MAX_RESPONSE as usize {
             return Err(Errno::ENOMEM);

@@ -3,10 +3,10 @@
 //! 535, on 64-bit machines.
 
 use nvguest_abi::compiled::{Compiled, Verdict};
-use nvguest_abi::rules::{read_uint, Ioctl};
+use nvguest_abi::rules::read_uint;
 use nvguest_abi::FileKind;
 
-use super::plan::{has_case, Plan};
+use super::plan::Plan;
 use crate::policy::{self, What};
 
 /// `NV_ESC_RM_ALLOC_MEMORY`, `NVOS02_PARAMETERS`.
@@ -34,6 +34,13 @@ pub const PARAMS: u16 = 0x10;
 const PARAMS_SIZE: u16 = 0x18;
 /// `pRightsRequested` of an `NVOS64` allocation.
 const RIGHTS: u16 = 0x18;
+/// `pMemory` of `NVOS02`.
+const MEMORY: u16 = 0x18;
+/// `data.AllocSize.address`, `data.AllocSizeRange.address` and
+/// `data.AllocOsDesc.descriptor` of `NVOS32`.
+const HEAP_ADDRESS: u16 = 0x78;
+const HEAP_RANGE_ADDRESS: u16 = 0x80;
+const HEAP_DESCRIPTOR: u16 = 0x40;
 /// Bytes of `NVOS64_PARAMETERS`.
 const NVOS64_SIZE: usize = 48;
 
@@ -45,7 +52,8 @@ const CLASS_OS_DESCRIPTOR: u32 = 0x71;
 
 /// `NVOS32_FUNCTION_*` whose part of the union has no pointer that RM follows:
 /// ALLOC_SIZE, FREE, INFO, ALLOC_SIZE_RANGE, REACQUIRE_ and RELEASE_COMPR,
-/// GET_MEM_ALIGNMENT, and ALLOC_OS_DESCRIPTOR, whose one is [`registered`].
+/// GET_MEM_ALIGNMENT, and ALLOC_OS_DESCRIPTOR, whose one is [`registered`]. The
+/// addresses of the others are returned.
 const HEAP_FUNCTIONS: [u32; 8] = [2, 3, 5, 14, 15, 16, 18, HEAP_OS_DESCRIPTOR];
 const HEAP_OS_DESCRIPTOR: u32 = 27;
 
@@ -58,7 +66,6 @@ pub fn judge(
     compiled: &Compiled,
     kind: FileKind,
     nr: u32,
-    ioctl: &Ioctl,
     plan: &Plan<'_>,
 ) -> Result<u32, Refusal> {
     if !is_rm(kind) {
@@ -76,8 +83,7 @@ pub fn judge(
         }
         VID_HEAP_CONTROL => {
             let function = word(COMMAND)?;
-            let known = HEAP_FUNCTIONS.contains(&function)
-                || has_case(&compiled.rules, ioctl, plan.argument);
+            let known = HEAP_FUNCTIONS.contains(&function);
             known.then_some(0).ok_or((Verdict::Unknown, What::VidHeap(function)))
         }
         _ => Ok(0),
@@ -119,38 +125,46 @@ fn allocation(compiled: &Compiled, class: u32, plan: &Plan<'_>) -> Result<u32, R
     Ok(entry.size.get())
 }
 
-/// Pointers that RM follows whatever the profile says of them. Those that were
-/// not gathered must not reach it.
-pub fn pointers(kind: FileKind, nr: u32, argument: &[u8]) -> &'static [u16] {
+/// Addresses in the argument that RM would use, or return, whatever the profile
+/// says of them. Where no buffer was gathered for one, RM must not see the caller's.
+pub fn addresses(kind: FileKind, nr: u32, argument: &[u8]) -> &'static [u16] {
     match nr {
         _ if !is_rm(kind) => &[],
         CONTROL => &[PARAMS],
         ALLOC if argument.len() >= NVOS64_SIZE => &[PARAMS, RIGHTS],
         ALLOC => &[PARAMS],
+        ALLOC_MEMORY => &[MEMORY],
+        VID_HEAP_CONTROL => match word(argument, COMMAND) {
+            Some(2) => &[HEAP_ADDRESS],
+            Some(14) => &[HEAP_RANGE_ADDRESS],
+            Some(HEAP_OS_DESCRIPTOR) => &[HEAP_DESCRIPTOR],
+            _ => &[],
+        },
         _ => &[],
     }
 }
 
-/// Where the argument has the address of memory that its caller registers. RM
-/// pins what is there, so only the session may put one in.
+/// Which of [`addresses`] is of memory that the caller registers. RM pins what is
+/// there, so only the session may put one in.
 pub fn registered(kind: FileKind, nr: u32, argument: &[u8]) -> Option<u16> {
     match nr {
         _ if !is_rm(kind) => None,
-        ALLOC_MEMORY if word(argument, CLASS) == Some(CLASS_OS_DESCRIPTOR) => Some(0x18),
-        VID_HEAP_CONTROL if word(argument, COMMAND) == Some(HEAP_OS_DESCRIPTOR) => Some(0x40),
+        ALLOC_MEMORY if word(argument, CLASS) == Some(CLASS_OS_DESCRIPTOR) => Some(MEMORY),
+        VID_HEAP_CONTROL if word(argument, COMMAND) == Some(HEAP_OS_DESCRIPTOR) => {
+            Some(HEAP_DESCRIPTOR)
+        }
         _ => None,
     }
 }
 
-/// Where RM returns an address of its own and reads none.
-pub fn returned(kind: FileKind, nr: u32, argument: &[u8]) -> Option<u16> {
-    match (nr, word(argument, COMMAND)) {
-        _ if !is_rm(kind) => None,
-        (ALLOC_MEMORY, _) => Some(0x18).filter(|_| registered(kind, nr, argument).is_none()),
-        (VID_HEAP_CONTROL, Some(2)) => Some(0x78),
-        (VID_HEAP_CONTROL, Some(14)) => Some(0x80),
-        _ => None,
-    }
+/// Whether RM only returns the address of [`addresses`] that is at `offset`.
+pub fn is_returned(kind: FileKind, nr: u32, argument: &[u8], offset: u16) -> bool {
+    is_rm(kind)
+        && matches!(
+            (nr, offset),
+            (ALLOC_MEMORY, MEMORY) | (VID_HEAP_CONTROL, HEAP_ADDRESS | HEAP_RANGE_ADDRESS)
+        )
+        && registered(kind, nr, argument).is_none()
 }
 
 /// The control's command or the allocation's class, for who wants to know.

@@ -42,6 +42,30 @@ impl What {
             _ => Self::Escape(kind, nr),
         }
     }
+
+    /// Two numbers that say the same, for a worker to tell its broker.
+    pub fn to_parts(self) -> (u64, u64) {
+        let (part, number) = match self {
+            Self::Escape(kind, nr) => (kind as u64, nr),
+            Self::Control(command) => (16, command),
+            Self::Class(class) => (17, class),
+            Self::VidHeap(function) => (18, function),
+            Self::Uvm(nr) => (19, nr),
+        };
+        (part, number.into())
+    }
+
+    /// The reverse of [`What::to_parts`].
+    pub fn from_parts(part: u64, number: u64) -> Option<Self> {
+        let number = u32::try_from(number).ok()?;
+        Some(match part {
+            16 => Self::Control(number),
+            17 => Self::Class(number),
+            18 => Self::VidHeap(number),
+            19 => Self::Uvm(number),
+            kind => Self::Escape(FileKind::from_number(u8::try_from(kind).ok()?)?, number),
+        })
+    }
 }
 
 impl fmt::Display for What {

@@ -17,25 +17,20 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts one refusal, and logs its name the first time.
-    pub fn refused(&mut self, verdict: Verdict, what: What) {
-        if self.count(verdict, what) {
-            tracing::warn!(reason = verdict.name(), "refused {what}");
-        }
+    /// Counts one refusal and says how often it has come; 0 if its name found no room.
+    pub fn count(&mut self, verdict: Verdict, what: What) -> u64 {
+        self.add(verdict, what, 1)
     }
 
-    /// Counts one refusal. True if its name is new.
-    pub fn count(&mut self, verdict: Verdict, what: What) -> bool {
-        let full = self.counts.len() >= MAX_NAMES;
-        match self.counts.get_mut(&(verdict, what)) {
-            Some(count) => *count = count.saturating_add(1),
-            None if full => self.unnamed = self.unnamed.saturating_add(1),
-            None => {
-                self.counts.insert((verdict, what), 1);
-                return true;
-            }
+    /// Counts `times` refusals of one name.
+    pub fn add(&mut self, verdict: Verdict, what: What, times: u64) -> u64 {
+        if self.counts.len() >= MAX_NAMES && !self.counts.contains_key(&(verdict, what)) {
+            self.unnamed = self.unnamed.saturating_add(times);
+            return 0;
         }
-        false
+        let count = self.counts.entry((verdict, what)).or_default();
+        *count = count.saturating_add(times);
+        *count
     }
 
     /// Each name with its reason and count, in the order of reasons.
@@ -62,9 +57,9 @@ mod tests {
     fn a_name_is_new_once_for_each_reason() {
         let mut tally = Tally::default();
         let what = What::Control(0x2080_0123);
-        assert!(tally.count(Verdict::Unknown, what));
-        assert!(!tally.count(Verdict::Unknown, what));
-        assert!(tally.count(Verdict::Size, what));
+        assert_eq!(tally.count(Verdict::Unknown, what), 1);
+        assert_eq!(tally.count(Verdict::Unknown, what), 2);
+        assert_eq!(tally.count(Verdict::Size, what), 1);
         let counted: Vec<_> = tally.iter().collect();
         assert_eq!(counted, [(Verdict::Unknown, what, 2), (Verdict::Size, what, 1)]);
     }
@@ -73,8 +68,9 @@ mod tests {
     fn a_guest_that_makes_up_names_fills_the_table_and_no_more() {
         let mut tally = Tally::default();
         let made_up = 10 * MAX_NAMES as u32;
-        let new = (0..made_up).filter(|&n| tally.count(Verdict::Unknown, What::Control(n))).count();
-        assert_eq!(new, MAX_NAMES);
+        let new =
+            (0..made_up).map(|n| tally.count(Verdict::Unknown, What::Control(n))).sum::<u64>();
+        assert_eq!(new, MAX_NAMES as u64);
         assert_eq!(tally.iter().count(), MAX_NAMES);
         assert_eq!(tally.total(), u64::from(made_up));
         assert_eq!(tally.unnamed(), u64::from(made_up) - MAX_NAMES as u64);
