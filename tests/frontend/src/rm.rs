@@ -1,0 +1,306 @@
+//! The few RM calls that tests and benches make, with real pointers in real structs.
+//!
+//! Names and layouts are those of `nvos.h`, `nv-ioctl.h` and `class/*.h`, release 580.
+#![allow(missing_docs, reason = "NVIDIA's headers document every field")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::gather::ByHandle;
+use crate::{Error, File, Mapping, Process, Result};
+
+pub mod escape {
+    pub const FREE: u32 = 0x29;
+    pub const CONTROL: u32 = 0x2a;
+    pub const ALLOC: u32 = 0x2b;
+    pub const MAP_MEMORY: u32 = 0x4e;
+    pub const UNMAP_MEMORY: u32 = 0x4f;
+    pub const CARD_INFO: u32 = 200;
+    pub const REGISTER_FD: u32 = 201;
+    pub const ALLOC_OS_EVENT: u32 = 206;
+    pub const SYS_PARAMS: u32 = 214;
+}
+
+pub mod class {
+    pub const CLIENT: u32 = 0x41;
+    pub const DEVICE: u32 = 0x80;
+    pub const SUBDEVICE: u32 = 0x2080;
+    pub const SYSTEM_MEMORY: u32 = 0x3e;
+    pub const VIDEO_MEMORY: u32 = 0x40;
+    pub const OS_EVENT: u32 = 0x79;
+    pub const CHANNEL_GROUP: u32 = 0xa06c;
+}
+
+pub mod command {
+    /// 128 bytes, and nothing to wait for.
+    pub const ATTACHED_IDS: u32 = 0x201;
+    pub const SET_TRIGGER_FIFO: u32 = 0x2080_0308;
+    pub const PREEMPT: u32 = 0xa06c_0105;
+}
+
+/// FIFO event, of finished work, without data.
+const NOTIFY_WORK: u32 = 35 | 0x0800_0000 | 0x1000_0000;
+
+macro_rules! layout {
+    ($($name:ident { $($field:ident: $kind:ty,)* })*) => {$(
+        #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+        #[repr(C)]
+        pub struct $name { $(pub $field: $kind,)* }
+    )*};
+}
+
+layout! {
+    Free { client: u32, parent: u32, handle: u32, status: u32, }
+    Alloc {
+        client: u32, parent: u32, handle: u32, class: u32, params: u64, rights: u64,
+        params_size: u32, flags: u32, status: u32, pad: u32,
+    }
+    Control {
+        client: u32, object: u32, command: u32, flags: u32, params: u64, params_size: u32,
+        status: u32,
+    }
+    MapMemory {
+        client: u32, device: u32, memory: u32, pad: u32, offset: u64, length: u64, linear: u64,
+        status: u32, flags: u32, fd: i32, pad2: u32,
+    }
+    UnmapMemory {
+        client: u32, device: u32, memory: u32, pad: u32, linear: u64, status: u32, flags: u32,
+    }
+    Memory {
+        owner: u32, kind: u32, flags: u32, width: u32, height: u32, pitch: u32, attr: u32,
+        attr2: u32, more: [u32; 4], range: [u64; 2], size: u64, alignment: u64, offset: u64,
+        limit: u64, address: u64, rest: [u32; 6],
+    }
+    OsEvent { client: u32, device: u32, fd: u32, status: u32, }
+    EventParams { parent_client: u32, source: u32, class: u32, notify: u32, data: u64, }
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    Video,
+    System,
+}
+
+impl Where {
+    /// The node that memory of this kind is mapped through.
+    pub fn node(self) -> &'static str {
+        match self {
+            Self::Video => "nvidia0",
+            Self::System => "nvidiactl",
+        }
+    }
+}
+
+/// An error if RM's status is not 0: what failed, and the status.
+fn check(what: &'static str, status: u32) -> Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    Err(Error::Io(std::io::Error::other(format!("{what}: RM's status is {status:#x}"))))
+}
+
+fn pointer(bytes: &mut [u8]) -> u64 {
+    if bytes.is_empty() {
+        0
+    } else {
+        bytes.as_mut_ptr().expose_provenance() as u64
+    }
+}
+
+/// A client of RM on a control file, with a device and a subdevice.
+pub struct Client {
+    /// The control file.
+    pub ctl: File,
+    /// The client's handle.
+    pub root: u32,
+    /// The device's.
+    pub device: u32,
+    /// The subdevice's.
+    pub subdevice: u32,
+    next: AtomicU32,
+}
+
+impl Client {
+    /// Opens a control file and makes a client, a device and a subdevice.
+    pub fn new(process: &Arc<Process>) -> Result<Self> {
+        let ctl = process.open("nvidiactl")?;
+        let mut root = Alloc { class: class::CLIENT, ..Alloc::default() };
+        // SAFETY: there is no pointer in it.
+        unsafe { ctl.rm(escape::ALLOC, &mut root, &ByHandle)? };
+        check("making a client", root.status)?;
+        let next = AtomicU32::new(0x5a00_0001);
+        let mut client = Self { ctl, root: root.handle, device: 0, subdevice: 0, next };
+        client.device = client.make(client.root, class::DEVICE, &mut [0; 56])?;
+        client.subdevice = client.make(client.device, class::SUBDEVICE, &mut [0; 4])?;
+        Ok(client)
+    }
+
+    /// RM_ALLOC; the object's handle.
+    pub fn make(&self, parent: u32, class: u32, params: &mut [u8]) -> Result<u32> {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        self.make_on(&self.ctl, (parent, handle), class, params)?;
+        Ok(handle)
+    }
+
+    /// RM_ALLOC on another file.
+    pub fn make_on(
+        &self,
+        file: &File,
+        names: (u32, u32),
+        class: u32,
+        params: &mut [u8],
+    ) -> Result<()> {
+        let mut argument = Alloc {
+            client: self.root,
+            parent: names.0,
+            handle: names.1,
+            class,
+            params: pointer(params),
+            params_size: u32::try_from(params.len()).expect("INVARIANT: parameters are small"),
+            ..Alloc::default()
+        };
+        // SAFETY: the pointer leads to `params`.
+        unsafe { file.rm(escape::ALLOC, &mut argument, &ByHandle)? };
+        check("making an object", argument.status)
+    }
+
+    /// RM_CONTROL; RM's status.
+    pub fn control(&self, object: u32, command: u32, params: &mut [u8]) -> Result<u32> {
+        let mut argument = Control {
+            client: self.root,
+            object,
+            command,
+            flags: 0,
+            params: pointer(params),
+            params_size: u32::try_from(params.len()).expect("INVARIANT: parameters are small"),
+            status: u32::MAX,
+        };
+        // SAFETY: the pointer leads to `params`.
+        unsafe { self.ctl.rm(escape::CONTROL, &mut argument, &ByHandle)? };
+        Ok(argument.status)
+    }
+
+    /// A call that RM answers at once: the ids of attached cards.
+    pub fn attached_ids(&self) -> Result<u32> {
+        let mut params = [0_u32; 32];
+        let status = self.control(self.root, command::ATTACHED_IDS, params.as_mut_bytes())?;
+        check("GPU_GET_ATTACHED_IDS", status)?;
+        Ok(params[0])
+    }
+
+    /// RM_FREE.
+    pub fn free(&self, parent: u32, handle: u32) -> Result<()> {
+        let mut argument = Free { client: self.root, parent, handle, status: u32::MAX };
+        // SAFETY: there is no pointer in it.
+        unsafe { self.ctl.rm(escape::FREE, &mut argument, &ByHandle)? };
+        check("RM_FREE", argument.status)
+    }
+
+    /// Memory of `size` bytes.
+    pub fn memory(&self, place: Where, size: u64) -> Result<u32> {
+        let mut params = Memory { owner: self.root, size, ..Memory::default() };
+        let class = match place {
+            Where::Video => class::VIDEO_MEMORY,
+            Where::System => {
+                // NVOS32_ATTR_LOCATION_PCI
+                params.attr = 1 << 25;
+                class::SYSTEM_MEMORY
+            }
+        };
+        self.make(self.device, class, params.as_mut_bytes())
+    }
+
+    /// RM_MAP_MEMORY: arms `file` with all of `memory`; RM's status and name for it.
+    pub fn arm(&self, file: &File, memory: u32, length: u64) -> Result<(u32, u64)> {
+        let mut argument = MapMemory {
+            client: self.root,
+            device: self.subdevice,
+            memory,
+            length,
+            // CAST: a handle has 31 bits.
+            fd: file.handle as i32,
+            status: u32::MAX,
+            ..MapMemory::default()
+        };
+        // SAFETY: there is no pointer in it that anybody follows.
+        unsafe { self.ctl.rm(escape::MAP_MEMORY, &mut argument, &ByHandle)? };
+        Ok((argument.status, argument.linear))
+    }
+
+    /// Arms a new file with memory and maps it, as user mode does.
+    pub fn map(&self, place: Where, memory: u32, length: u64) -> Result<Mapped> {
+        let file = self.ctl.process.open(place.node())?;
+        let (status, linear) = self.arm(&file, memory, length)?;
+        check("RM_MAP_MEMORY", status)?;
+        let mapping = file.map(length, true)?;
+        Ok(Mapped { file, mapping, linear })
+    }
+
+    /// RM_UNMAP_MEMORY.
+    pub fn forget(&self, memory: u32, linear: u64) -> Result<()> {
+        let mut argument = UnmapMemory {
+            client: self.root,
+            device: self.subdevice,
+            memory,
+            linear,
+            status: u32::MAX,
+            ..UnmapMemory::default()
+        };
+        // SAFETY: there is no pointer in it.
+        unsafe { self.ctl.rm(escape::UNMAP_MEMORY, &mut argument, &ByHandle)? };
+        check("RM_UNMAP_MEMORY", argument.status)
+    }
+
+    /// A card's file that becomes readable when [`Client::fire`] says so; the event.
+    pub fn event(&self) -> Result<(File, u32)> {
+        let file = self.ctl.process.open("nvidia0")?;
+        // CAST: a handle has 31 bits.
+        let mut ctl = self.ctl.handle as i32;
+        // SAFETY: there is no pointer in either.
+        unsafe {
+            file.rm(escape::REGISTER_FD, &mut ctl, &ByHandle)?;
+            let mut key = OsEvent { client: self.root, fd: file.handle, ..OsEvent::default() };
+            file.rm(escape::ALLOC_OS_EVENT, &mut key, &ByHandle)?;
+            check("ALLOC_OS_EVENT", key.status)?;
+        }
+        let event = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut params = EventParams {
+            source: self.subdevice,
+            class: class::OS_EVENT,
+            notify: NOTIFY_WORK,
+            data: file.handle.into(),
+            ..EventParams::default()
+        };
+        let names = (self.subdevice, event);
+        self.make_on(&file, names, class::OS_EVENT, params.as_mut_bytes())?;
+        Ok((file, event))
+    }
+
+    /// Fires an event.
+    pub fn fire(&self, mut event: u32) -> Result<()> {
+        let params = event.as_mut_bytes();
+        let status = self.control(self.subdevice, command::SET_TRIGGER_FIFO, params)?;
+        check("EVENT_SET_TRIGGER_FIFO", status)
+    }
+}
+
+/// Memory in the window.
+pub struct Mapped {
+    /// The file that is armed with it.
+    pub file: File,
+    /// Where it is.
+    pub mapping: Mapping,
+    /// RM's name for it.
+    pub linear: u64,
+}
+
+impl Mapped {
+    /// Unmaps it and closes its file.
+    pub fn close(&self) -> Result<()> {
+        self.file.unmap(&self.mapping)?;
+        self.file.close()
+    }
+}
