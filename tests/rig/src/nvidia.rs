@@ -1,0 +1,174 @@
+//! The host's card and its user-mode libraries.
+//!
+//! A guest runs the host's own libraries: they are shared with it read-only
+//! and never copied into the image. Where they have a folder to themselves, as
+//! in containers, that folder is shared; where they lie among the system's
+//! libraries, as on a desktop, copies are kept in one of ours.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+
+use crate::assets::Assets;
+use crate::process::capture;
+
+/// What guests need of the host to run its driver's user mode.
+#[derive(Debug)]
+pub struct UserMode {
+    /// The host's folder.
+    pub folder: PathBuf,
+    /// Where guests have it.
+    pub at: String,
+    /// The environment that makes it found.
+    pub env: Vec<(String, String)>,
+}
+
+/// Whether the host has a card that answers through NVIDIA's driver.
+pub fn has_card() -> bool {
+    Path::new("/dev/nvidiactl").exists()
+}
+
+/// Finds the libraries.
+pub fn user_mode(assets: &Assets) -> Result<UserMode> {
+    let libraries = listed()?;
+    let Some(first) = libraries.iter().find(|it| named(it).starts_with("libnvidia-ml.so")) else {
+        bail!(
+            "`ldconfig -p` lists no libnvidia-ml.so; install the user-mode libraries of the \
+             driver that runs on this host, or use `--host sim`"
+        );
+    };
+    let folder = match own_folder(first) {
+        Some(folder) => folder,
+        None => copied(assets, &libraries)?,
+    };
+    let at = "/usr/local/nvidia".to_owned();
+    let env = environment(&folder, &at, &libraries);
+    Ok(UserMode { folder, at, env })
+}
+
+/// The libraries that the host's loader knows, each file once.
+fn listed() -> Result<Vec<PathBuf>> {
+    let ldconfig = ["/sbin/ldconfig", "/usr/sbin/ldconfig"];
+    let program = ldconfig.into_iter().find(|it| Path::new(it).exists()).unwrap_or("ldconfig");
+    let text = capture(Command::new(program).arg("-p"))?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let mut found: Vec<PathBuf> = text
+        .lines()
+        .filter(|line| line.contains("x86-64"))
+        .filter_map(|line| line.split("=> ").nth(1))
+        .map(|path| PathBuf::from(path.trim()))
+        .filter(|path| is_nvidia(&named(path)))
+        .collect();
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+fn named(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// By name: what NVIDIA's driver package brings for user mode.
+fn is_nvidia(name: &str) -> bool {
+    const PREFIXES: [&str; 9] = [
+        "libnvidia-",
+        "libcuda.so",
+        "libcudadebugger.so",
+        "libnvcuvid.so",
+        "libnvoptix.so",
+        "libGLX_nvidia.so",
+        "libEGL_nvidia.so",
+        "libGLESv1_CM_nvidia.so",
+        "libGLESv2_nvidia.so",
+    ];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The outermost folder named for NVIDIA above a library, if there is one.
+fn own_folder(library: &Path) -> Option<PathBuf> {
+    let above: Vec<&Path> = library.ancestors().skip(1).collect();
+    let named_so = |path: &&&Path| named(path).contains("nvidia");
+    above.iter().rev().find(named_so).map(|path| path.to_path_buf())
+}
+
+/// Copies of the libraries, refreshed when the driver's release changes.
+fn copied(assets: &Assets, libraries: &[PathBuf]) -> Result<PathBuf> {
+    let folder = assets.root().join("nvidia");
+    let stamp = folder.join("copied");
+    let wanted = libraries.iter().map(|it| fs::canonicalize(it).unwrap_or_else(|_| it.clone()));
+    let wanted = wanted.map(|it| it.display().to_string()).collect::<Vec<_>>().join("\n");
+    if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
+        return Ok(folder);
+    }
+    eprintln!("  copying {} NVIDIA libraries of this host for its guests", libraries.len());
+    for part in ["lib", "bin"] {
+        let part = folder.join(part);
+        fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
+    }
+    for library in libraries {
+        copy(library, &folder.join("lib").join(named(library)))?;
+    }
+    let smi = Path::new("/usr/bin/nvidia-smi");
+    if smi.exists() {
+        copy(smi, &folder.join("bin/nvidia-smi"))?;
+    }
+    fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))?;
+    Ok(folder)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to)
+        .with_context(|| format!("copy {} to {}", from.display(), to.display()))
+        .map(drop)
+}
+
+/// Every path is the host's with the shared folder's own name exchanged.
+fn environment(folder: &Path, at: &str, libraries: &[PathBuf]) -> Vec<(String, String)> {
+    let mut folders: Vec<String> = libraries
+        .iter()
+        .filter_map(|it| it.parent())
+        .filter_map(|it| it.strip_prefix(folder).ok())
+        .map(|tail| Path::new(at).join(tail).display().to_string())
+        .collect();
+    folders.sort();
+    folders.dedup();
+    if folders.is_empty() {
+        folders.push(format!("{at}/lib"));
+    }
+    let mut env = vec![
+        ("PATH".to_owned(), format!("{at}/bin")),
+        ("LD_LIBRARY_PATH".to_owned(), folders.join(":")),
+    ];
+    let manifests = [
+        ("VK_DRIVER_FILES", "share/vulkan/icd.d/nvidia_icd.json"),
+        ("__EGL_VENDOR_LIBRARY_FILENAMES", "share/glvnd/egl_vendor.d/10_nvidia.json"),
+    ];
+    for (name, tail) in manifests {
+        if folder.join(tail).exists() {
+            env.push((name.to_owned(), format!("{at}/{tail}")));
+        }
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_named_for_nvidia_is_shared_whole() {
+        let library = Path::new("/usr/local/nvidia/lib64/libnvidia-ml.so.1");
+        assert_eq!(own_folder(library), Some(PathBuf::from("/usr/local/nvidia")));
+        assert_eq!(own_folder(Path::new("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")), None);
+    }
+
+    #[test]
+    fn the_guest_finds_the_libraries_where_the_share_has_them() {
+        let libraries = [PathBuf::from("/opt/nvidia/lib64/libnvidia-ml.so.1")];
+        let env = environment(Path::new("/opt/nvidia"), "/usr/local/nvidia", &libraries);
+        let want = ("LD_LIBRARY_PATH".to_owned(), "/usr/local/nvidia/lib64".to_owned());
+        assert!(env.contains(&want), "{env:?}");
+    }
+}

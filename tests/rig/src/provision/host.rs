@@ -1,0 +1,58 @@
+//! The few packages that the machine itself must have.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+
+/// A program that the rig calls, and the package that brings it.
+const PROGRAMS: [(&str, &str); 6] = [
+    ("cc", "gcc"),
+    ("dpkg-deb", "dpkg"),
+    ("tar", "tar"),
+    ("unshare", "util-linux"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
+];
+
+/// Packages that are needed and not there.
+pub fn missing_packages() -> Vec<&'static str> {
+    let mut missing: Vec<&str> =
+        PROGRAMS.iter().filter(|(program, _)| !on_path(program)).map(|(_, it)| *it).collect();
+    // A static C library, for binaries that run in any guest and on any host.
+    if !Path::new("/usr/lib/x86_64-linux-gnu/libc.a").exists() {
+        missing.push("libc6-dev");
+    }
+    missing
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Installs them with the machine's own apt.
+pub fn install(packages: &[&str]) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
+    super::step(&format!("apt-get install {}", packages.join(" ")), || {
+        apt(&["update"])?;
+        let mut words = vec!["install", "-y", "--no-install-recommends"];
+        words.extend(packages);
+        apt(&words)
+    })
+}
+
+fn apt(words: &[&str]) -> Result<()> {
+    let status = Command::new("apt-get")
+        .arg("-q")
+        .args(words)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .context("start apt-get; the rig needs a Debian machine")?;
+    if !status.success() {
+        bail!("apt-get {} ended with {status}", words.join(" "));
+    }
+    Ok(())
+}
