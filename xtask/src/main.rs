@@ -1,1 +1,73 @@
-fn main() {}
+//! The commands of this repository: `cargo xtask demo`, `cargo xtask test` and
+//! the parts that they are made of.
+//!
+//! - `prepare`  provisions `.rig`, builds binaries, module and images
+//! - `demo`     boots a guest and runs the main job in it
+//! - `test`     runs every check and every test, guest boots included
+//! - `bundle`   packs all of it into a folder that runs elsewhere
+
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod demo;
+mod prepare;
+mod test;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use nvguest_rig::cli::{guest, GuestArgs};
+
+/// The commands of this repository.
+///
+/// `demo` and `test` need no arguments. On a fresh Debian 12 or 13 machine they
+/// say what they install and fetch, then do it; a second run needs no network.
+/// Everything fetched stays in .rig/, everything built in target/.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Boot a guest and run the main job in it: nvidia-smi, or rmprobe without a card
+    Demo,
+    /// Run every check and every test, guest boots included
+    Test(test::TestArgs),
+    /// Boot guests and run a command in each
+    Guest(Box<GuestArgs>),
+    /// Pack QEMU, a kernel and our binaries into a folder that runs on another machine
+    Bundle(bundle::BundleArgs),
+    /// Provision .rig and build everything, and stop there
+    Install,
+}
+
+fn main() -> ExitCode {
+    match act(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode> {
+    match action {
+        Action::Demo => demo::demo(),
+        Action::Test(args) => test::test(&args),
+        Action::Guest(args) => {
+            let assets = prepare::everything(args.json)?;
+            guest(&assets, &args)
+        }
+        Action::Bundle(args) => bundle::bundle(&args),
+        Action::Install => {
+            let assets = prepare::everything(false)?;
+            println!("Ready: {}. Next: cargo xtask demo", assets.root().display());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

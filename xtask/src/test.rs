@@ -1,0 +1,53 @@
+//! Runs every check and every test, guest boots included.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Args;
+use nvguest_rig::provision::step;
+
+use crate::prepare::{self, cargo, run};
+
+/// What `cargo xtask test` can leave out.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Leave out the tests that boot guests
+    #[arg(long)]
+    no_guests: bool,
+
+    /// Run only the guest tests whose name holds this text, and nothing else
+    #[arg(long, value_name = "TEXT", conflicts_with = "no_guests")]
+    guests: Option<String>,
+}
+
+/// Formatting, lints, unit tests, the module on every kernel, guests.
+pub fn test(args: &TestArgs) -> Result<ExitCode> {
+    let begin = Instant::now();
+    if let Some(text) = &args.guests {
+        guests(Some(text))?;
+    } else {
+        step("check formatting", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
+        step("check lints", || {
+            let words = ["clippy", "--quiet", "--workspace", "--all-targets", "--"];
+            run(cargo(&words).args(["-D", "warnings"]))
+        })?;
+        step("run the tests that need no guest", || run(&mut cargo(&["test", "--workspace"])))?;
+        if !args.no_guests {
+            guests(None)?;
+        }
+    }
+    println!("All of it took {:.0} s.", begin.elapsed().as_secs_f64());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tests that boot guests are marked `ignore`, so that a plain `cargo test`
+/// runs anywhere and says why it leaves them out.
+fn guests(text: Option<&str>) -> Result<()> {
+    let assets = prepare::everything(false)?;
+    step("run the tests that boot guests", || {
+        let mut command = cargo(&["test", "--package", "nvguest-rig", "--tests", "--"]);
+        command.args(["--ignored", "--test-threads", "1", "--nocapture"]).args(text);
+        run(command.env(nvguest_rig::assets::ENV, assets.root()))
+    })
+}
