@@ -34,6 +34,9 @@ struct nvg_pci {
 
 static u8 nvg_config_byte(const struct nvg_pci *pci, int where)
 {
+	/* Beyond the first 256 bytes there is nothing, not even zeros. */
+	if (where >= PCI_CFG_SPACE_SIZE)
+		return 0xff;
 	if (where >= pci->rec->data_len)
 		return 0;
 	/* One function, of the plain kind: nothing else is there. */

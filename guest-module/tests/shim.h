@@ -21,10 +21,8 @@ typedef int64_t s64;
 
 #define U32_MAX			UINT32_MAX
 #define ARRAY_SIZE(a)		(sizeof(a) / sizeof(*(a)))
-#define ALIGN(x, to)		__extension__ ({ \
-	__typeof__(to) _a = (to); ((x) + _a - 1) & ~(_a - 1); })
-#define min_t(type, a, b)	__extension__ ({ \
-	type _a = (a); type _b = (b); _a < _b ? _a : _b; })
+#define ALIGN(x, to)		align_up(x, to)
+#define min_t(type, a, b)	((type)min_u32(a, b))
 
 #define le16_to_cpu(x)		le16toh(x)
 #define le32_to_cpu(x)		le32toh(x)
@@ -32,6 +30,16 @@ typedef int64_t s64;
 #define cpu_to_le16(x)		htole16(x)
 #define cpu_to_le32(x)		htole32(x)
 #define cpu_to_le64(x)		htole64(x)
+
+static inline u32 align_up(u32 x, u32 to)
+{
+	return (x + to - 1) & ~(to - 1);
+}
+
+static inline u32 min_u32(u32 a, u32 b)
+{
+	return a < b ? a : b;
+}
 
 static inline u16 get_unaligned_le16(const void *p)
 {
