@@ -267,9 +267,11 @@ impl Facts {
             ("nvidia-uvm".into(), FileKind::Uvm, 0),
             ("nvidia-modeset".into(), FileKind::Modeset, MODESET_MINOR),
         ];
-        optional.extend(self.capability_minors().into_iter().map(|minor| {
-            (format!("nvidia-caps/nvidia-cap{minor}"), FileKind::Cap, minor)
-        }));
+        optional.extend(
+            self.capability_minors()
+                .into_iter()
+                .map(|minor| (format!("nvidia-caps/nvidia-cap{minor}"), FileKind::Cap, minor)),
+        );
         for (name, kind, minor) in optional {
             if root.join("dev").join(&name).exists() {
                 self.add_node(root, &name, kind, minor, &majors)?;
@@ -383,7 +385,7 @@ fn release_of(version: &str) -> Result<String> {
     let is_release = |word: &&str| {
         let parts: Vec<_> = word.split('.').collect();
         let number = |part: &&str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
-        matches!(parts.len(), 2 | 3) && parts[0].len() == 3 && parts.iter().all(|p| number(&p))
+        matches!(parts.len(), 2 | 3) && parts[0].len() == 3 && parts.iter().all(number)
     };
     let line = version.lines().find(|line| line.starts_with("NVRM version")).unwrap_or_default();
     match line.split_whitespace().find(is_release) {
@@ -394,9 +396,8 @@ fn release_of(version: &str) -> Result<String> {
 
 /// What `/proc/devices` calls the major number of such a node: it depends on the release.
 fn major_name(kind: FileKind, majors: &str) -> String {
-    let listed = |name: &&str| {
-        majors.lines().any(|line| line.split_whitespace().nth(1) == Some(*name))
-    };
+    let listed =
+        |name: &&str| majors.lines().any(|line| line.split_whitespace().nth(1) == Some(*name));
     let (names, default) = match kind {
         FileKind::Ctl => (&["nvidiactl", "nvidia-frontend", "nvidia"][..], "nvidia-frontend"),
         FileKind::Gpu => (&["nvidia", "nvidia-frontend"][..], "nvidia-frontend"),

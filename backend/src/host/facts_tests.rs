@@ -59,12 +59,25 @@ fn a_hosts_tree_is_read_as_it_is() {
     assert_eq!(facts.release, "580.159.04");
     assert_eq!(
         node_names(&facts),
-        ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-modeset", "nvidia-caps/nvidia-cap1"]
+        [
+            "nvidiactl",
+            "nvidia0",
+            "nvidia1",
+            "nvidia-uvm",
+            "nvidia-modeset",
+            "nvidia-caps/nvidia-cap1"
+        ]
     );
-    let majors: Vec<_> =
-        facts.chardevs.iter().map(|node| (node.major, node.minor, node.major_name.as_str())).collect();
+    let majors: Vec<_> = facts
+        .chardevs
+        .iter()
+        .map(|node| (node.major, node.minor, node.major_name.as_str()))
+        .collect();
     assert_eq!(majors[..2], [(195, 255, "nvidiactl"), (195, 0, "nvidia")]);
-    assert_eq!(majors[3..], [(0, 0, "nvidia-uvm"), (195, 254, "nvidia-modeset"), (0, 1, "nvidia-caps")]);
+    assert_eq!(
+        majors[3..],
+        [(0, 0, "nvidia-uvm"), (195, 254, "nvidia-modeset"), (0, 1, "nvidia-caps")]
+    );
     assert_eq!(facts.modules.len(), 4);
     assert_eq!(facts.cards[1].uuid.as_deref(), Some("GPU-00000001-1111"));
 }
@@ -89,7 +102,8 @@ fn files_that_take_orders_are_not_passed_on() {
 #[test]
 fn the_guests_user_mode_is_told_not_to_make_nodes() {
     let facts = of(&host());
-    let (_, _, params) = facts.proc_files.iter().find(|(name, ..)| name.ends_with("params")).unwrap();
+    let (_, _, params) =
+        facts.proc_files.iter().find(|(name, ..)| name.ends_with("params")).unwrap();
     let text = String::from_utf8(params.clone()).unwrap();
     assert_eq!(text, "RmLogonRC: 1\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
 }

@@ -10,6 +10,7 @@ pub mod sim;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nvguest_abi::FileKind;
 
 use crate::errno::Errno;
@@ -81,6 +82,14 @@ pub trait Host: Send + Sync {
         length: u64,
         writable: bool,
     ) -> Result<HostMapping, Errno>;
+
+    /// Whether events with data wait on `file`: they make every poll report it until they are
+    /// taken, and no edge tells of them again. An event without data that is found on the way
+    /// counts, and is gone.
+    fn pending(&self, file: &HostFile) -> bool {
+        let mut fds = [PollFd::new(file.fd.as_fd(), PollFlags::POLLIN | PollFlags::POLLPRI)];
+        matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1))
+    }
 
     /// Closes a file. Duplicates that others hold keep what it owns alive.
     fn close(&self, file: HostFile) {

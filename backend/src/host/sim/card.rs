@@ -129,11 +129,6 @@ impl Card {
         Ok(Self { book: Mutex::new(file), size: header.size })
     }
 
-    /// Bytes of video memory.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
     /// Opens a file of the driver: its number, and a descriptor whose last duplicate ends it.
     pub fn open_file(&self) -> io::Result<(u64, OwnedFd)> {
         let book = self.lock()?;
@@ -157,7 +152,13 @@ impl Card {
 
     /// Allocates for `owner` the lowest range that fits, memory of dead files included, and
     /// clears it if asked to; `None` if nothing fits.
-    pub fn allocate(&self, owner: u64, size: u64, align: u64, clear: bool) -> io::Result<Option<Range>> {
+    pub fn allocate(
+        &self,
+        owner: u64,
+        size: u64,
+        align: u64,
+        clear: bool,
+    ) -> io::Result<Option<Range>> {
         let book = self.lock()?;
         let mut entries = book.live_entries()?;
         let Some(length) = size.max(1).checked_next_multiple_of(GRANULE) else { return Ok(None) };
@@ -308,7 +309,10 @@ impl Drop for Book<'_> {
 fn reopen(fd: BorrowedFd<'_>) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     File::options().read(true).write(true).open(&path).map_err(|error| {
-        io::Error::new(error.kind(), format!("{path} (the simulated card needs /proc/self/fd): {error}"))
+        io::Error::new(
+            error.kind(),
+            format!("{path} (the simulated card needs /proc/self/fd): {error}"),
+        )
     })
 }
 

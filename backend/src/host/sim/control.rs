@@ -93,7 +93,8 @@ impl Call<'_, '_> {
         if argument.command == 0 {
             return Ok(status::OK);
         }
-        let Ok(at) = METHODS.binary_search_by_key(&argument.command, |method| method.command) else {
+        let Ok(at) = METHODS.binary_search_by_key(&argument.command, |method| method.command)
+        else {
             return Ok(status::NOT_SUPPORTED);
         };
         let method = &METHODS[at];
@@ -272,9 +273,9 @@ fn fb_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     Ok(status::OK)
 }
 
-/// The work of a simulated group never comes to rest: a preempt that waits does so for its whole
-/// time-out. So a test can stay in a call for as long as it wants (a real card takes a second at
-/// most), and crash a worker that allows it.
+/// A preempt that waits does so for its whole time-out, as an H200's does for a group that was
+/// never scheduled. So a test can stay in a call for as long as it wants (the real limit is one
+/// second), and crash a worker that allows it.
 fn preempt(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     let Ok(wanted) = Preempt::read_from_bytes(params) else { return Err(Errno::EINVAL) };
     if wanted.manual == 0 || wanted.wait == 0 {

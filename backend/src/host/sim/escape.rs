@@ -148,7 +148,8 @@ impl<'a, 'f> Call<'a, 'f> {
         let own = self.inner.options.release.as_bytes();
         let end = argument.release.iter().position(|&byte| byte == 0).unwrap_or(64);
         let given = &argument.release[..end];
-        let branch = |release: &[u8]| release.split(|&byte| byte == b'.').next().map(<[u8]>::to_vec);
+        let branch =
+            |release: &[u8]| release.split(|&byte| byte == b'.').next().map(<[u8]>::to_vec);
         let same = match argument.command {
             0 => given == own,
             command if command == u32::from(b'1') => branch(given) == branch(own),
@@ -160,7 +161,11 @@ impl<'a, 'f> Call<'a, 'f> {
         let kept = own.len().min(63);
         argument.release[..kept].copy_from_slice(&own[..kept]);
         self.answer(&argument)?;
-        if same { Ok(0) } else { Err(Errno::EINVAL) }
+        if same {
+            Ok(0)
+        } else {
+            Err(Errno::EINVAL)
+        }
     }
 
     /// ATTACH_GPUS_TO_FD: once a file, zeroes are skipped.
@@ -243,7 +248,8 @@ impl<'a, 'f> Call<'a, 'f> {
         out.fill(0);
         let file = self.file;
         if let Some((event, more)) = file.take() {
-            self.follow(argument.event, 16, "an event buffer at")?.copy_from_slice(event.as_bytes());
+            self.follow(argument.event, 16, "an event buffer at")?
+                .copy_from_slice(event.as_bytes());
             argument.more = more.into();
             argument.status = status::OK;
         }
@@ -265,7 +271,9 @@ impl<'a, 'f> Call<'a, 'f> {
         const CACHING: u32 = 7 << 23;
         const WRITE_COMBINED: u32 = 2 << 23;
         const DEFAULT: u32 = 6 << 23;
-        let Some(client) = self.client(argument.client) else { return Ok(Err(status::INVALID_CLIENT)) };
+        let Some(client) = self.client(argument.client) else {
+            return Ok(Err(status::INVALID_CLIENT));
+        };
         let memory = match mappable(&client, argument) {
             Ok(memory) => memory,
             Err(status) => return Ok(Err(status)),

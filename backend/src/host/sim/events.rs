@@ -57,7 +57,13 @@ impl Event {
             return self.file.post();
         }
         let notify = self.index();
-        self.file.post_data(UnixEvent { object: self.handle, notify, info32: 0, info16: 0, pad: 0 });
+        self.file.post_data(UnixEvent {
+            object: self.handle,
+            notify,
+            info32: 0,
+            info16: 0,
+            pad: 0,
+        });
     }
 }
 
@@ -103,8 +109,9 @@ impl Events {
 
     /// An object is gone: an event, or the source of some.
     pub fn object_freed(&mut self, client: u32, object: u32) {
-        self.events
-            .retain(|event| event.client != client || (event.handle != object && event.source != object));
+        self.events.retain(|event| {
+            event.client != client || (event.handle != object && event.source != object)
+        });
         self.actions.retain(|&(owner, source, _), _| (owner, source) != (client, object));
     }
 
@@ -145,7 +152,9 @@ impl Events {
             if of != index || *action == DISABLE {
                 continue;
             }
-            let here = |event: &&Event| (event.client, event.source, event.index()) == (client, source, index);
+            let here = |event: &&Event| {
+                (event.client, event.source, event.index()) == (client, source, index)
+            };
             self.events.iter().filter(here).for_each(Event::post);
             if *action == SINGLE {
                 *action = DISABLE;

@@ -84,6 +84,11 @@ impl SimFile {
         Some((event, !state.queue.is_empty()))
     }
 
+    /// Whether events with data wait.
+    pub fn has_data(&self) -> bool {
+        !self.state().queue.is_empty()
+    }
+
     fn wake(&self) {
         if let Err(error) = self.ready.write(1) {
             tracing::error!(%error, "simulated card: an event could not be told");

@@ -26,7 +26,12 @@ pub struct Memory {
 
 #[derive(Debug)]
 enum Store {
-    Video { card: Arc<Card>, range: Range, owner: AtomicU64, abandoned: AtomicBool },
+    Video {
+        card: Arc<Card>,
+        range: Range,
+        owner: AtomicU64,
+        abandoned: AtomicBool,
+    },
     /// Made when it is first mapped, read or written: many objects never are.
     System(OnceLock<Arc<File>>),
     Doorbell(Arc<File>),
@@ -43,7 +48,13 @@ pub enum Source {
 
 impl Memory {
     /// Allocates video memory for the open file `owner`; `None` if there is not enough.
-    pub fn video(card: &Arc<Card>, owner: u64, size: u64, align: u64, clear: bool) -> io::Result<Option<Self>> {
+    pub fn video(
+        card: &Arc<Card>,
+        owner: u64,
+        size: u64,
+        align: u64,
+        clear: bool,
+    ) -> io::Result<Option<Self>> {
         let range = card.allocate(owner, size, align, clear)?;
         Ok(range.map(|range| Self {
             size: range.length,

@@ -42,8 +42,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use nix::libc;
 use nvguest_abi::FileKind;
 
-pub use self::card::SimCard;
 use self::card::Card;
+pub use self::card::SimCard;
 use self::channel::Channels;
 use self::client::Client;
 use self::events::Events;
@@ -262,17 +262,19 @@ impl Host for SimHost {
         Ok(match armed.source {
             // A card's node is a description without clients, so that this duplicate keeps no
             // memory alive, as a mapped node of a real card does not.
-            Source::Card(start) => HostMapping {
-                fd: file.fd.try_clone()?,
-                offset: start + armed.offset,
-                length,
-            },
+            Source::Card(start) => {
+                HostMapping { fd: file.fd.try_clone()?, offset: start + armed.offset, length }
+            }
             Source::Own(memory) => HostMapping {
                 fd: memory.as_fd().try_clone_to_owned()?,
                 offset: armed.offset,
                 length,
             },
         })
+    }
+
+    fn pending(&self, file: &HostFile) -> bool {
+        self.inner.file(file.number()).is_some_and(|sim| sim.has_data())
     }
 
     fn close(&self, file: HostFile) {

@@ -1,5 +1,6 @@
 //! Calls that make, share and free objects.
 
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, PoisonError};
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -60,8 +61,8 @@ impl Inner {
             let number = (self.card.client_number()? & CLIENT_BITS) as u32;
             let handle = CLIENTS + number;
             let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
-            if !clients.contains_key(&handle) {
-                clients.insert(handle, Arc::new(Client::new(handle, owner)));
+            if let Entry::Vacant(place) = clients.entry(handle) {
+                place.insert(Arc::new(Client::new(handle, owner)));
                 return Ok(handle);
             }
         }
@@ -209,8 +210,12 @@ impl Call<'_, '_> {
 
     /// Where a new channel's USERD is (`NV_CHANNEL_ALLOC_PARAMS`: hUserdMemory[0], userdOffset[0]).
     fn userd(&self, client: &Client, params: &[u8]) -> Result<Option<(Arc<Memory>, u64)>, u32> {
-        let word = |at: usize| params.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes);
-        let long = |at: usize| params.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+        let word = |at: usize| {
+            params.get(at..at + 4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
+        };
+        let long = |at: usize| {
+            params.get(at..at + 8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
+        };
         let (Some(handle), Some(offset)) = (word(0x20), long(0x40)) else {
             return Err(status::INVALID_ARGUMENT);
         };

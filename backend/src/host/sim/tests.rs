@@ -6,8 +6,13 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nvguest_abi::FileKind;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::client::{CHANNEL, CHANNEL_GROUP, DEVICE, OS_EVENT, SUBDEVICE, SYSTEM_MEMORY, USERMODE, VIDEO_MEMORY};
-use super::layout::{Alloc64, Control, Dup, Event, Free, GetEvent, Heap, Map, Memory, OsEvent, UnixEvent, Unmap, Version};
+use super::client::{
+    CHANNEL, CHANNEL_GROUP, DEVICE, OS_EVENT, SUBDEVICE, SYSTEM_MEMORY, USERMODE, VIDEO_MEMORY,
+};
+use super::layout::{
+    Alloc64, Control, Dup, Event, Free, GetEvent, Heap, Map, Memory, OsEvent, UnixEvent, Unmap,
+    Version,
+};
 use super::*;
 use crate::marshal::scratch::Scratch;
 
@@ -45,7 +50,8 @@ impl<'h> Program<'h> {
 
     fn alloc_on(&self, file: &HostFile, names: (u32, u32), class: u32, params: &mut [u8]) -> u32 {
         let (parent, handle) = names;
-        let mut argument = Alloc64 { client: self.client, parent, handle, class, ..Alloc64::new_zeroed() };
+        let mut argument =
+            Alloc64 { client: self.client, parent, handle, class, ..Alloc64::new_zeroed() };
         call(self.host, file, 0x2b, &mut argument, Some((0x10, params))).unwrap();
         argument.status
     }
@@ -61,8 +67,13 @@ impl<'h> Program<'h> {
 
     fn control(&self, object: u32, command: u32, params: &mut [u8]) -> u32 {
         let size = u32::try_from(params.len()).unwrap();
-        let mut argument =
-            Control { client: self.client, object, command, params_size: size, ..Control::new_zeroed() };
+        let mut argument = Control {
+            client: self.client,
+            object,
+            command,
+            params_size: size,
+            ..Control::new_zeroed()
+        };
         let params = (!params.is_empty()).then_some((0x10, params));
         call(self.host, &self.ctl, 0x2a, &mut argument, params).unwrap();
         argument.status
@@ -166,7 +177,9 @@ fn call<T: IntoBytes + FromBytes + Immutable>(
 }
 
 fn write(mapping: &HostMapping, bytes: &[u8]) {
-    std::fs::File::from(mapping.fd.try_clone().unwrap()).write_all_at(bytes, mapping.offset).unwrap();
+    std::fs::File::from(mapping.fd.try_clone().unwrap())
+        .write_all_at(bytes, mapping.offset)
+        .unwrap();
 }
 
 fn read(mapping: &HostMapping) -> [u8; 4] {
@@ -277,7 +290,8 @@ fn the_cards_file_can_neither_shrink_nor_grow() {
 fn workers_have_different_client_handles() {
     let card = card();
     let (one, other) = (worker(&card), worker(&card));
-    let handles = [Program::new(&one).client, Program::new(&other).client, Program::new(&one).client];
+    let handles =
+        [Program::new(&one).client, Program::new(&other).client, Program::new(&one).client];
     assert_eq!(handles, [0xc1d0_0001, 0xc1d0_0002, 0xc1d0_0003]);
 }
 
@@ -301,8 +315,13 @@ fn a_pointer_outside_scratch_memory_is_refused_loudly() {
 fn a_block_shorter_than_the_class_is_refused_loudly() {
     let host = worker(&card());
     let program = Program::new(&host);
-    let mut argument =
-        Alloc64 { client: program.client, parent: DEV, handle: 1, class: VIDEO_MEMORY, ..Alloc64::new_zeroed() };
+    let mut argument = Alloc64 {
+        client: program.client,
+        parent: DEV,
+        handle: 1,
+        class: VIDEO_MEMORY,
+        ..Alloc64::new_zeroed()
+    };
     let result = call(&host, &program.ctl, 0x2b, &mut argument, Some((0x10, &mut [0; 124])));
     assert_eq!(result, Err(Errno::EFAULT));
     assert_eq!(host.faults(), 1);
@@ -401,8 +420,13 @@ fn a_file_is_armed_once_and_maps_as_its_node_does() {
     assert_eq!(program.arm(2, (4096, 8192), &ctl).0, status::OK);
     assert_eq!(host.mapping(&ctl, 0, 4096, true).unwrap().length, 4096);
     assert_eq!(host.mapping(&ctl, 0, 16384, true).unwrap_err(), Errno(libc::ERANGE));
-    let mut unmap =
-        Unmap { client: program.client, device: SUB, memory: 1, linear: map.linear, ..Unmap::new_zeroed() };
+    let mut unmap = Unmap {
+        client: program.client,
+        device: SUB,
+        memory: 1,
+        linear: map.linear,
+        ..Unmap::new_zeroed()
+    };
     for expected in [status::OK, status::OBJECT_NOT_FOUND] {
         call(&host, &program.ctl, 0x4f, &mut unmap, None).unwrap();
         assert_eq!(unmap.status, expected);
