@@ -57,7 +57,7 @@ struct Options {
     /// How much --hold keeps
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
-    /// Stays in one call (the simulated card only)
+    /// Stays in one call for so long (a real card takes a second at most)
     #[arg(long, value_name = "MS")]
     block: Option<u64>,
 }
@@ -90,10 +90,12 @@ fn known(name: &str) -> bool {
     checks::ALL.iter().copied().flatten().any(|check| check.name == name)
 }
 
+type Mode<'a> = Box<dyn FnOnce() -> Result<String> + 'a>;
+
 /// The modes that were asked for, or else the checks.
 fn run(options: &Options, card: &Card, report: &mut Report) {
     let seconds = |count| Duration::from_secs(count);
-    let mut modes: Vec<(&str, Box<dyn FnOnce() -> Result<String> + '_>)> = Vec::new();
+    let mut modes: Vec<(&str, Mode<'_>)> = Vec::new();
     if let Some(count) = options.cycles {
         modes.push(("cycles", Box::new(move || modes::cycles(card, count))));
     }
@@ -140,7 +142,10 @@ impl Report {
         };
         self.failed += u32::from(!ok);
         if self.json {
-            println!("{}", json!({"check": name, "ok": ok, "detail": detail, "ms": time.as_secs_f64() * 1e3}));
+            println!(
+                "{}",
+                json!({"check": name, "ok": ok, "detail": detail, "ms": time.as_secs_f64() * 1e3})
+            );
         } else {
             println!("{} {name}: {detail}", if ok { "ok" } else { "FAIL" });
         }

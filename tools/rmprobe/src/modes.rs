@@ -17,7 +17,9 @@ pub fn cycles(card: &Card, count: u64) -> Result<String> {
             let mapped = session.map(place, memory, 65536)?;
             mapped.mapping.fill(seed, 4096);
             if mapped.mapping.wrong(seed, 4096) != 0 {
-                return wrong(format!("cycle {seed} read what it did not write to {place:?} memory"));
+                return wrong(format!(
+                    "cycle {seed} read what it did not write to {place:?} memory"
+                ));
             }
             // Every other cycle leaves the cleaning to the close of the file.
             if seed % 2 == 0 {
@@ -84,7 +86,10 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
         match lines.recv_timeout(left) {
             Ok(line) => {
                 let words = mapped.mapping.wrong(seed, mapped.mapping.len());
-                println!("{line}: first word {:#018x}, {words} words wrong", mapped.mapping.read(0));
+                println!(
+                    "{line}: first word {:#018x}, {words} words wrong",
+                    mapped.mapping.read(0)
+                );
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 thread::sleep(end.saturating_duration_since(Instant::now()));
@@ -98,8 +103,8 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
     }
 }
 
-/// Stays in one call for `time`: the simulated card's channel groups never come to rest, so that
-/// PREEMPT waits for its whole time-out. A real card is preempted at once.
+/// Stays in one call for `time`: preempting a channel group that was never scheduled waits for its
+/// whole time-out. A real card (seen on an H200) takes a second at most; the simulated one any.
 pub fn block(card: &Card, time: Duration) -> Result<String> {
     let session = Session::open(card)?;
     // NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS: engineType is NV2080_ENGINE_TYPE_GRAPHICS
@@ -116,7 +121,9 @@ pub fn block(card: &Card, time: Duration) -> Result<String> {
     // NV_ERR_TIMEOUT
     match outcome == Outcome::Status(0x65) && started.elapsed() >= time {
         true => Ok(format!("{} ms in one call", time.as_millis())),
-        false => wrong(format!("PREEMPT answered {outcome} after {} ms", started.elapsed().as_millis())),
+        false => {
+            wrong(format!("PREEMPT answered {outcome} after {} ms", started.elapsed().as_millis()))
+        }
     }
 }
 
@@ -125,7 +132,9 @@ pub fn find_card(minor: Option<u32>) -> Result<Card> {
     let client = Client::new()?;
     let cards = rm::cards(&client.ctl)?;
     let wanted = minor.map(|minor| format!("/dev/nvidia{minor}"));
-    let found = cards.iter().find(|card| wanted.as_ref().is_none_or(|node| card.node.as_os_str() == node.as_str()));
+    let found = cards
+        .iter()
+        .find(|card| wanted.as_ref().is_none_or(|node| card.node.as_os_str() == node.as_str()));
     let Some(card) = found else {
         return wrong(format!("the driver has {} cards and none is {wanted:?}", cards.len()));
     };

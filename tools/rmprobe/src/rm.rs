@@ -128,7 +128,10 @@ pub fn cards(ctl: &File) -> Result<Vec<Card>> {
         .map(|info| Card {
             node: format!("/dev/nvidia{}", info.minor).into(),
             gpu_id: info.gpu_id,
-            pci: format!("{:04x}:{:02x}:{:02x}.{}", info.domain, info.bus, info.slot, info.function),
+            pci: format!(
+                "{:04x}:{:02x}:{:02x}.{}",
+                info.domain, info.bus, info.slot, info.function
+            ),
             instance: 0,
         })
         .collect())
@@ -172,7 +175,13 @@ impl Client {
     }
 
     /// Makes an object with a handle of the caller's choice, on `file`.
-    pub fn alloc_on(&self, file: &File, names: (u32, u32), class: u32, params: Option<&mut [u8]>) -> Outcome {
+    pub fn alloc_on(
+        &self,
+        file: &File,
+        names: (u32, u32),
+        class: u32,
+        params: Option<&mut [u8]>,
+    ) -> Outcome {
         let (parent, handle) = names;
         let size = params.as_ref().map_or(0, |params| params.len());
         let mut argument = abi::Alloc {
@@ -189,7 +198,8 @@ impl Client {
     /// Makes an object under `parent`, and gives its handle.
     pub fn alloc(&self, parent: u32, class: u32, params: Option<&mut [u8]>) -> Result<u32> {
         let handle = self.fresh();
-        self.alloc_on(&self.ctl, (parent, handle), class, params).ok(format!("making an object of class {class:#x}"))?;
+        self.alloc_on(&self.ctl, (parent, handle), class, params)
+            .ok(format!("making an object of class {class:#x}"))?;
         Ok(handle)
     }
 
@@ -207,7 +217,13 @@ impl Client {
     }
 
     /// Calls a method whose parameters grew from release to release: tries each size.
-    pub fn control_of_size(&self, object: u32, command: u32, sizes: &[usize], set: impl Fn(&mut [u8])) -> Result<Vec<u8>> {
+    pub fn control_of_size(
+        &self,
+        object: u32,
+        command: u32,
+        sizes: &[usize],
+        set: impl Fn(&mut [u8]),
+    ) -> Result<Vec<u8>> {
         let mut last = Outcome::OK;
         for &size in sizes {
             let mut params = vec![0; size];
@@ -240,7 +256,8 @@ impl Client {
             source: object,
             ..Default::default()
         };
-        call(&self.ctl, escape::RM_DUP_OBJECT, &mut argument, None, |a| a.status).ok("RM_DUP_OBJECT")?;
+        call(&self.ctl, escape::RM_DUP_OBJECT, &mut argument, None, |a| a.status)
+            .ok("RM_DUP_OBJECT")?;
         Ok(handle)
     }
 
@@ -261,7 +278,8 @@ impl Client {
 
     /// Undoes RM's side of a mapping.
     pub fn unmap(&self, device: u32, memory: u32, linear: u64) -> Outcome {
-        let mut argument = abi::Unmap { client: self.handle, device, memory, linear, ..Default::default() };
+        let mut argument =
+            abi::Unmap { client: self.handle, device, memory, linear, ..Default::default() };
         call(&self.ctl, escape::RM_UNMAP_MEMORY, &mut argument, None, |a| a.status)
     }
 }
@@ -316,7 +334,10 @@ impl Session {
         };
         let handle = self.client.alloc(self.device, class, Some(params.as_mut_bytes()))?;
         if params.size < size {
-            return wrong(format!("asked for {size} bytes of {place:?} memory, got {}", params.size));
+            return wrong(format!(
+                "asked for {size} bytes of {place:?} memory, got {}",
+                params.size
+            ));
         }
         Ok(handle)
     }
@@ -332,7 +353,8 @@ impl Session {
     /// Arms a new file with memory and maps it.
     pub fn map(&self, place: Place, memory: u32, length: u64) -> Result<Mapped> {
         let file = self.map_file(place)?;
-        let (outcome, armed) = self.client.arm(self.subdevice, memory, (0, length), file.as_raw_fd());
+        let (outcome, armed) =
+            self.client.arm(self.subdevice, memory, (0, length), file.as_raw_fd());
         outcome.ok("RM_MAP_MEMORY")?;
         let bytes = usize::try_from(length).expect("64-bit");
         let mapping = Mapping::new(&file, bytes).map_err(io(format!("mapping {length} bytes")))?;
@@ -368,6 +390,8 @@ pub fn register(file: &File, ctl: &File) -> Outcome {
 pub fn instance_of(client: &Client, gpu_id: u32) -> Result<u32> {
     let mut params = [0_u32; 8];
     params[0] = gpu_id;
-    client.control(client.handle, control::ID_INFO, params.as_mut_bytes()).ok("GPU_GET_ID_INFO_V2")?;
+    client
+        .control(client.handle, control::ID_INFO, params.as_mut_bytes())
+        .ok("GPU_GET_ID_INFO_V2")?;
     Ok(params[2])
 }

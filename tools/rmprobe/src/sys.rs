@@ -15,9 +15,9 @@ use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::abi::escape;
 
-/// More than the parameters of any class that [`call`] lets through.
-///
-/// RM copies its own size of a class's parameters in and out, whatever the caller says.
+/// Bytes behind every pointer that the driver is given: more than the parameters of any class or
+/// control that the probe uses. RM copies its own size of a class's parameters in and out,
+/// whatever the caller says.
 const SCRATCH: usize = 4096;
 
 /// Opens a node for reading and writing, blocking, closed on exec.
@@ -35,9 +35,7 @@ pub fn call(
     argument: &mut [u8],
     params: Option<&mut [u8]>,
 ) -> io::Result<()> {
-    let mut scratch = [0_u8; SCRATCH];
-    let pointer_at = pointer_of(nr, argument);
-    let Some(at) = pointer_at else {
+    let Some(at) = pointer_of(nr, argument) else {
         assert!(params.is_none(), "call {nr:#x} takes no parameters");
         return raw_ioctl(file, nr, argument);
     };
@@ -45,12 +43,13 @@ pub fn call(
         argument[at..at + 8].fill(0);
         return raw_ioctl(file, nr, argument);
     };
-    if params.len() > SCRATCH {
-        // Only RM_CONTROL has parameters of that size, and it copies what the caller says.
-        assert_eq!(nr, escape::RM_CONTROL, "parameters of {} bytes", params.len());
-        argument[at..at + 8].copy_from_slice(&address_of(params).to_le_bytes());
-        return raw_ioctl(file, nr, argument);
+    if nr == escape::RM_CONTROL {
+        // What the driver copies of a control is what the argument says.
+        let size = u32::from_le_bytes(argument[0x18..0x1c].try_into().expect("four bytes"));
+        assert!(size as usize <= SCRATCH, "control of {size} bytes");
     }
+    assert!(params.len() <= SCRATCH, "parameters of {} bytes", params.len());
+    let mut scratch = [0_u8; SCRATCH];
     scratch[..params.len()].copy_from_slice(params);
     argument[at..at + 8].copy_from_slice(&address_of(&mut scratch).to_le_bytes());
     let result = raw_ioctl(file, nr, argument);
@@ -61,12 +60,7 @@ pub fn call(
 /// Where the argument of `nr` has its pointer.
 fn pointer_of(nr: u32, argument: &mut [u8]) -> Option<usize> {
     match nr {
-        escape::RM_CONTROL => {
-            // A control's size must never exceed the buffer behind its pointer.
-            let size = u32::from_le_bytes(argument[0x18..0x1c].try_into().expect("four bytes"));
-            assert!(size as usize <= SCRATCH || size as usize <= 1 << 20, "control of {size} bytes");
-            Some(0x10)
-        }
+        escape::RM_CONTROL => Some(0x10),
         escape::RM_ALLOC => {
             // `pRightsRequested`: this probe asks for none.
             argument[0x18..0x20].fill(0);
@@ -94,7 +88,7 @@ fn raw_ioctl(file: &File, nr: u32, argument: &mut [u8]) -> io::Result<()> {
     let request = libc::c_ulong::from(3 << 30 | size << 16 | u32::from(b'F') << 8 | nr);
     // SAFETY: `argument` is as long as the number says and lives through the call; its only
     // pointer was written by `call` and leads to a buffer at least as long as the driver copies
-    // (`SCRATCH` bytes, or the size in the argument, which `call` checked), alive as well.
+    // (`SCRATCH` bytes), alive as well; `call` checked the size that a control's argument says.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument.as_mut_ptr()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -118,7 +112,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `length` bytes from the start of `file`.
     pub fn new(file: &File, length: usize) -> io::Result<Self> {
-        let pages = NonZeroUsize::new(length.next_multiple_of(4096)).ok_or(io::ErrorKind::InvalidInput)?;
+        let pages =
+            NonZeroUsize::new(length.next_multiple_of(4096)).ok_or(io::ErrorKind::InvalidInput)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: no address is asked for, so no existing mapping is touched.
         let start = unsafe { mmap(None, pages, protection, MapFlags::MAP_SHARED, file, 0) }?;

@@ -82,7 +82,9 @@ fn foreign_client(_: &Card) -> Result<String> {
 
 fn bad_object(_: &Card) -> Result<String> {
     let client = Client::new()?;
-    client.control(0xdead_0001, control::NAME_STRING, &mut [0; 132]).expect(NO_OBJECT, "a control of no object")?;
+    client
+        .control(0xdead_0001, control::NAME_STRING, &mut [0; 132])
+        .expect(NO_OBJECT, "a control of no object")?;
     Ok("refused".into())
 }
 
@@ -92,8 +94,10 @@ fn bad_parent(card: &Card) -> Result<String> {
     let alloc = |parent, class, params: &mut [u8]| {
         client.alloc_on(&client.ctl, (parent, client.fresh()), class, Some(params))
     };
-    alloc(client.handle, class::SUBDEVICE, &mut [0; 4]).expect(BAD_PARENT, "a subdevice under a client")?;
-    alloc(0xdead_0002, class::SUBDEVICE, &mut [0; 4]).expect(NO_OBJECT, "a subdevice under nothing")?;
+    alloc(client.handle, class::SUBDEVICE, &mut [0; 4])
+        .expect(BAD_PARENT, "a subdevice under a client")?;
+    alloc(0xdead_0002, class::SUBDEVICE, &mut [0; 4])
+        .expect(NO_OBJECT, "a subdevice under nothing")?;
     Ok("refused".into())
 }
 
@@ -164,7 +168,8 @@ fn bad_map_file(card: &Card) -> Result<String> {
     let system = session.memory(Place::System, 65536)?;
     for (memory, place) in [(video, Place::System), (system, Place::Video)] {
         let file = session.map_file(place)?;
-        let (outcome, _) = session.client.arm(session.subdevice, memory, (0, 65536), file.as_raw_fd());
+        let (outcome, _) =
+            session.client.arm(session.subdevice, memory, (0, 65536), file.as_raw_fd());
         outcome.expect(BAD_ARGUMENT, "RM_MAP_MEMORY on a file of the other kind")?;
     }
     let (outcome, _) = session.client.arm(session.subdevice, video, (0, 65536), -1);
@@ -177,7 +182,8 @@ fn bad_map_range(card: &Card) -> Result<String> {
     for place in [Place::Video, Place::System] {
         let memory = session.memory(place, 65536)?;
         let file = session.map_file(place)?;
-        let (outcome, _) = session.client.arm(session.subdevice, memory, (0, 64 << 20), file.as_raw_fd());
+        let (outcome, _) =
+            session.client.arm(session.subdevice, memory, (0, 64 << 20), file.as_raw_fd());
         if outcome == Outcome::OK {
             return wrong(format!("64 MiB of 64 KiB of {place:?} memory could be armed"));
         }

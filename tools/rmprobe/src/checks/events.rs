@@ -70,7 +70,8 @@ impl<'a> Receiver<'a> {
     /// Whether a poll of at most `ms` reports the file.
     fn readable(&self, ms: u16) -> Result<bool> {
         let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN | PollFlags::POLLPRI)];
-        let count = poll(&mut fds, PollTimeout::from(ms)).map_err(|errno| io("poll")(errno.into()))?;
+        let count =
+            poll(&mut fds, PollTimeout::from(ms)).map_err(|errno| io("poll")(errno.into()))?;
         let events = fds[0].revents().unwrap_or(PollFlags::empty());
         match count == 0 || events.contains(PollFlags::POLLIN) {
             true => Ok(count != 0),
@@ -88,8 +89,12 @@ impl<'a> Receiver<'a> {
 }
 
 fn os_event(session: &Session, file: &File, nr: u32) -> Outcome {
-    let mut argument =
-        abi::OsEvent { client: session.client.handle, device: session.device, fd: number(file), status: 0 };
+    let mut argument = abi::OsEvent {
+        client: session.client.handle,
+        device: session.device,
+        fd: number(file),
+        status: 0,
+    };
     call(file, nr, &mut argument, None, |argument| argument.status)
 }
 
@@ -130,7 +135,9 @@ fn wakes(card: &Card) -> Result<String> {
         receiver.fire()?;
         match sleeper.join().expect("the poll does not panic")? {
             true => Ok(()),
-            false => wrong(format!("poll slept {} ms through the event", started.elapsed().as_millis())),
+            false => {
+                wrong(format!("poll slept {} ms through the event", started.elapsed().as_millis()))
+            }
         }
     })?;
     Ok("woken".into())
@@ -180,8 +187,10 @@ fn with_data(card: &Card) -> Result<String> {
 fn take(receiver: &Receiver<'_>) -> Result<(abi::UnixEvent, u32)> {
     let (mut argument, mut event) = (abi::GetEvent::default(), abi::UnixEvent::default());
     let params = Some(event.as_mut_bytes());
-    call(&receiver.file, escape::RM_GET_EVENT_DATA, &mut argument, params, |argument| argument.status)
-        .ok("RM_GET_EVENT_DATA")?;
+    call(&receiver.file, escape::RM_GET_EVENT_DATA, &mut argument, params, |argument| {
+        argument.status
+    })
+    .ok("RM_GET_EVENT_DATA")?;
     Ok((event, argument.more))
 }
 

@@ -12,7 +12,11 @@ use crate::rm::{self, call, wrong, Card, Client, Outcome, Result, Session, CONTR
 pub const CHECKS: &[Check] = &[
     check("version", "the driver tells its release", version),
     check("version-match", "the same release is accepted", version_match),
-    check("version-mismatch", "another release is refused, and told the right one", version_mismatch),
+    check(
+        "version-mismatch",
+        "another release is refused, and told the right one",
+        version_mismatch,
+    ),
     check("cards", "the driver tells its cards", cards),
     check("card-node", "a card's node opens and the card is up", card_node),
     check("attach-cards", "a file keeps a card in use, once", attach),
@@ -42,7 +46,10 @@ fn release() -> Result<[u8; 64]> {
 
 fn version(_: &Card) -> Result<String> {
     let release = text(&release()?);
-    match release.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())) {
+    match release
+        .split('.')
+        .all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    {
         true => Ok(release),
         false => wrong(format!("the driver calls itself {release:?}, which is no release")),
     }
@@ -71,15 +78,18 @@ fn version_mismatch(_: &Card) -> Result<String> {
 
 fn cards(_: &Card) -> Result<String> {
     let cards = rm::cards(&rm::open(CONTROL_NODE)?)?;
-    let list: Vec<_> =
-        cards.iter().map(|card| format!("{} at {} is {:#x}", card.node.display(), card.pci, card.gpu_id)).collect();
+    let list: Vec<_> = cards
+        .iter()
+        .map(|card| format!("{} at {} is {:#x}", card.node.display(), card.pci, card.gpu_id))
+        .collect();
     Ok(list.join(", "))
 }
 
 fn card_node(card: &Card) -> Result<String> {
     let file = rm::open(&card.node)?;
     let mut answer = [0_u32; 2];
-    call(&file, escape::WAIT_OPEN_COMPLETE, &mut answer, None, |_| status::OK).ok("WAIT_OPEN_COMPLETE")?;
+    call(&file, escape::WAIT_OPEN_COMPLETE, &mut answer, None, |_| status::OK)
+        .ok("WAIT_OPEN_COMPLETE")?;
     match answer {
         [0, 0] => Ok("open".into()),
         [rc, adapter] => wrong(format!("the card did not come up: {rc}, status {adapter:#x}")),
@@ -89,7 +99,8 @@ fn card_node(card: &Card) -> Result<String> {
 fn attach(card: &Card) -> Result<String> {
     let ctl = rm::open(CONTROL_NODE)?;
     let mut ids = [card.gpu_id];
-    call(&ctl, escape::ATTACH_GPUS_TO_FD, &mut ids, None, |_| status::OK).ok("ATTACH_GPUS_TO_FD")?;
+    call(&ctl, escape::ATTACH_GPUS_TO_FD, &mut ids, None, |_| status::OK)
+        .ok("ATTACH_GPUS_TO_FD")?;
     call(&ctl, escape::ATTACH_GPUS_TO_FD, &mut ids, None, |_| status::OK)
         .expect(Outcome::Errno(libc::EINVAL), "a second ATTACH_GPUS_TO_FD")?;
     Ok("once".into())
@@ -108,9 +119,14 @@ fn ids(card: &Card) -> Result<String> {
     let client = Client::new()?;
     let _in_use = rm::open(&card.node)?;
     let mut attached = [0_u32; 32];
-    client.control(client.handle, control::ATTACHED_IDS, attached.as_mut_bytes()).ok("GPU_GET_ATTACHED_IDS")?;
+    client
+        .control(client.handle, control::ATTACHED_IDS, attached.as_mut_bytes())
+        .ok("GPU_GET_ATTACHED_IDS")?;
     let probed = client.control_of_size(client.handle, control::PROBED_IDS, &[384, 256], |_| ())?;
-    let mut probed = probed.chunks_exact(4).take(32).map(|id| u32::from_le_bytes(id.try_into().expect("four bytes")));
+    let mut probed = probed
+        .chunks_exact(4)
+        .take(32)
+        .map(|id| u32::from_le_bytes(id.try_into().expect("four bytes")));
     match attached.contains(&card.gpu_id) && probed.any(|id| id == card.gpu_id) {
         true => Ok(format!("{:#x}", card.gpu_id)),
         false => wrong(format!("{:#x} is not both attached and probed", card.gpu_id)),
@@ -119,7 +135,12 @@ fn ids(card: &Card) -> Result<String> {
 
 fn name(card: &Card) -> Result<String> {
     let session = Session::open(card)?;
-    let params = session.client.control_of_size(session.subdevice, control::NAME_STRING, &[132, 68], |_| ())?;
+    let params = session.client.control_of_size(
+        session.subdevice,
+        control::NAME_STRING,
+        &[132, 68],
+        |_| (),
+    )?;
     let name = text(&params[4..68]);
     match name.is_empty() {
         true => wrong("the card has no name"),
@@ -132,7 +153,10 @@ fn uuid(card: &Card) -> Result<String> {
     let ask = |flags: u32| -> Result<Vec<u8>> {
         let mut params = [0_u8; 268];
         params[4..8].copy_from_slice(&flags.to_le_bytes());
-        session.client.control(session.subdevice, control::GID_INFO, &mut params).ok("GPU_GET_GID_INFO")?;
+        session
+            .client
+            .control(session.subdevice, control::GID_INFO, &mut params)
+            .ok("GPU_GET_GID_INFO")?;
         let length = u32::from_le_bytes(params[8..12].try_into().expect("four bytes")) as usize;
         Ok(params[12..12 + length.min(256)].to_vec())
     };
@@ -149,10 +173,15 @@ fn memory_size(card: &Card) -> Result<String> {
     // NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE, in KiB
     const TOTAL_RAM_SIZE: u8 = 8;
     let session = Session::open(card)?;
-    let params = session.client.control_of_size(session.subdevice, control::FB_INFO, &[1028, 436], |params| {
-        params[0] = 1;
-        params[4] = TOTAL_RAM_SIZE;
-    })?;
+    let params = session.client.control_of_size(
+        session.subdevice,
+        control::FB_INFO,
+        &[1028, 436],
+        |params| {
+            params[0] = 1;
+            params[4] = TOTAL_RAM_SIZE;
+        },
+    )?;
     let kib = u32::from_le_bytes(params[8..12].try_into().expect("four bytes"));
     match kib {
         0 => wrong("the card has no memory"),

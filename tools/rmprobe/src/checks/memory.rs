@@ -10,7 +10,11 @@ use crate::rm::{call, io, wrong, Card, Failure, Mapped, Outcome, Place, Result, 
 use crate::sys::Mapping;
 
 pub const CHECKS: &[Check] = &[
-    check("video-memory", "what is written is read back through a second map and a second mmap", video),
+    check(
+        "video-memory",
+        "what is written is read back through a second map and a second mmap",
+        video,
+    ),
     check("system-memory", "the same in the machine's memory", system),
     check("heap-memory", "the older call allocates and frees too", heap),
     check("map-part", "a part of memory is mapped at its offset", part),
@@ -40,7 +44,8 @@ fn round_trip(card: &Card, place: Place) -> Result<String> {
     let one = session.map(place, memory, SIZE)?;
     one.mapping.fill(1, one.mapping.len());
     same(&one.mapping, 1, "the map that wrote")?;
-    let again = Mapping::new(&one.file, one.mapping.len()).map_err(io("a second mmap of an armed file"))?;
+    let again =
+        Mapping::new(&one.file, one.mapping.len()).map_err(io("a second mmap of an armed file"))?;
     same(&again, 1, "a second mmap")?;
     let two = session.map(place, memory, SIZE)?;
     same(&two.mapping, 1, "a second map")?;
@@ -135,16 +140,23 @@ fn armed_twice(card: &Card) -> Result<String> {
 
 fn length(card: &Card) -> Result<String> {
     let session = Session::open(card)?;
-    for (place, lengths, errno) in
-        [(Place::Video, &[65536, SIZE * 2][..], libc::ENXIO), (Place::System, &[SIZE * 2][..], libc::ERANGE)]
-    {
+    for (place, lengths, errno) in [
+        (Place::Video, &[65536, SIZE * 2][..], libc::ENXIO),
+        (Place::System, &[SIZE * 2][..], libc::ERANGE),
+    ] {
         let memory = session.memory(place, SIZE)?;
         let mapped = session.map(place, memory, SIZE)?;
         for &length in lengths {
             match Mapping::new(&mapped.file, length as usize) {
                 Err(error) if error.raw_os_error() == Some(errno) => (),
-                Err(source) => return Err(Failure::Io { what: format!("{length} of {SIZE} bytes"), source }),
-                Ok(_) => return wrong(format!("{length} of {SIZE} bytes of {place:?} memory could be mapped")),
+                Err(source) => {
+                    return Err(Failure::Io { what: format!("{length} of {SIZE} bytes"), source })
+                }
+                Ok(_) => {
+                    return wrong(format!(
+                        "{length} of {SIZE} bytes of {place:?} memory could be mapped"
+                    ))
+                }
             }
         }
         session.unmap(memory, mapped)?;
@@ -157,7 +169,9 @@ fn unarmed(card: &Card) -> Result<String> {
     for place in [Place::Video, Place::System] {
         match Mapping::new(&session.map_file(place)?, 4096) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (),
-            Err(source) => return Err(Failure::Io { what: "mapping an unarmed file".into(), source }),
+            Err(source) => {
+                return Err(Failure::Io { what: "mapping an unarmed file".into(), source })
+            }
             Ok(_) => return wrong("a file that was not armed could be mapped"),
         }
     }
@@ -223,9 +237,14 @@ fn update(card: &Card) -> Result<String> {
         new: own,
         ..Default::default()
     };
-    call(&session.client.ctl, escape::RM_UPDATE_DEVICE_MAPPING_INFO, &mut argument, None, |a| a.status)
-        .ok("RM_UPDATE_DEVICE_MAPPING_INFO")?;
-    session.client.unmap(session.subdevice, memory, own).ok("RM_UNMAP_MEMORY by the program's address")?;
+    call(&session.client.ctl, escape::RM_UPDATE_DEVICE_MAPPING_INFO, &mut argument, None, |a| {
+        a.status
+    })
+    .ok("RM_UPDATE_DEVICE_MAPPING_INFO")?;
+    session
+        .client
+        .unmap(session.subdevice, memory, own)
+        .ok("RM_UNMAP_MEMORY by the program's address")?;
     Ok("taken".into())
 }
 

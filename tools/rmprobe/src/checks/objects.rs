@@ -42,7 +42,9 @@ fn duplicate(card: &Card) -> Result<String> {
         let again = other.map(place, shared, SIZE)?;
         match again.mapping.wrong(17, 65536) {
             0 => other.unmap(shared, again)?,
-            words => return wrong(format!("{words} words of {place:?} memory are not those written")),
+            words => {
+                return wrong(format!("{words} words of {place:?} memory are not those written"))
+            }
         }
         other.client.free(other.device, shared).ok("freeing the duplicate")?;
     }
@@ -59,7 +61,12 @@ fn free_with_parent(card: &Card) -> Result<String> {
         .control(session.subdevice, control::GET_TIME, &mut [0; 8])
         .expect(super::errors::NO_OBJECT, "a control of a subdevice whose device was freed")?;
     let file = session.map_file(Place::System)?;
-    let (outcome, _) = session.client.arm(session.client.handle, memory, (0, 4096), super::identity::number(&file) as i32);
+    let (outcome, _) = session.client.arm(
+        session.client.handle,
+        memory,
+        (0, 4096),
+        super::identity::number(&file) as i32,
+    );
     match outcome {
         Outcome::OK => wrong("memory could be mapped whose device was freed"),
         _ => Ok("gone".into()),
@@ -85,7 +92,13 @@ fn close(card: &Card) -> Result<String> {
         class: class::DEVICE,
         ..Default::default()
     };
-    crate::rm::call(&next.ctl, crate::abi::escape::RM_ALLOC, &mut argument, Some(&mut [0; 56]), |a| a.status)
-        .expect(super::errors::NO_HANDLE, "a device of a client whose file was closed")?;
+    crate::rm::call(
+        &next.ctl,
+        crate::abi::escape::RM_ALLOC,
+        &mut argument,
+        Some(&mut [0; 56]),
+        |a| a.status,
+    )
+    .expect(super::errors::NO_HANDLE, "a device of a client whose file was closed")?;
     Ok("gone".into())
 }

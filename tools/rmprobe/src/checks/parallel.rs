@@ -13,7 +13,8 @@ const ROUNDS: u64 = 4;
 
 fn threads(card: &Card) -> Result<String> {
     let results: Vec<Result<()>> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..THREADS).map(|seed| scope.spawn(move || one(card, seed))).collect();
+        let workers: Vec<_> =
+            (0..THREADS).map(|seed| scope.spawn(move || one(card, seed))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a worker does not panic")).collect()
     });
     results.into_iter().collect::<Result<Vec<()>>>()?;
@@ -24,7 +25,7 @@ fn one(card: &Card, thread: u64) -> Result<()> {
     let session = Session::open(card)?;
     for round in 0..ROUNDS {
         let seed = thread * ROUNDS + round;
-        let place = if seed % 2 == 0 { Place::Video } else { Place::System };
+        let place = if seed.is_multiple_of(2) { Place::Video } else { Place::System };
         let memory = session.memory(place, 65536)?;
         let mapped = session.map(place, memory, 65536)?;
         mapped.mapping.fill(seed, 16384);
