@@ -13,7 +13,7 @@ use crate::process::capture;
 
 /// Modules that a guest loads, in order. What a kernel has built in, or does
 /// not know, is left out.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 11] = [
     "virtio",
     "virtio_ring",
     "virtio_pci_legacy_dev",
@@ -25,7 +25,6 @@ const MODULES: [&str; 12] = [
     "9pnet",
     "9pnet_virtio",
     "9p",
-    "virtio-rng",
 ];
 
 pub fn make(folder: &Folder, archive: &Archive) -> Result<()> {

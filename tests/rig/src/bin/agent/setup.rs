@@ -12,12 +12,20 @@ use nvguest_rig::proto::{Ready, Setup, Share, MODULE, PORT};
 /// Modules of the kernel, in the order in which they load, one path a line.
 const ORDER: &str = "/lib/nvguest/modules";
 
-/// Loads the kernel's own modules and finds the port to the host.
-pub fn open_port() -> Result<File> {
+/// Loads the kernel's own modules of one kind: the port's are virtio's, and all
+/// others are those of the host's folders.
+fn load_kernels_own(virtio: bool) -> Result<()> {
     let order = fs::read_to_string(ORDER).with_context(|| format!("read {ORDER}"))?;
-    for path in order.lines() {
+    let is_virtio = |path: &&str| path.contains("/virtio");
+    for path in order.lines().filter(|path| is_virtio(path) == virtio) {
         load_module(Path::new(path), "")?;
     }
+    Ok(())
+}
+
+/// Finds the port to the host.
+pub fn open_port() -> Result<File> {
+    load_kernels_own(true)?;
     let node = find_port()?;
     File::options()
         .read(true)
@@ -51,6 +59,9 @@ pub fn become_guest(setup: &Setup) -> Ready {
         }
     };
     tell(nix::unistd::sethostname(&setup.name).context("set the host name"));
+    if !setup.shares.is_empty() {
+        tell(load_kernels_own(false));
+    }
     for share in &setup.shares {
         tell(mount_share(share));
     }
