@@ -14,7 +14,7 @@ use nvguest_rig::process::capture;
 use nvguest_rig::provision::step;
 use nvguest_rig::Assets;
 
-use crate::prepare::{everything, root, run};
+use crate::prepare::{root, run};
 
 /// The most that a bundle may take.
 const LIMIT_MIB: u64 = 60;
@@ -42,11 +42,10 @@ const FIRMWARE: [&str; 6] = [
 ];
 
 /// Makes the bundle.
-pub fn bundle(args: &BundleArgs) -> Result<ExitCode> {
-    let assets = everything(false)?;
+pub fn bundle(assets: &Assets, args: &BundleArgs) -> Result<ExitCode> {
     let out = root().join(&args.out);
     let stage = assets.root().join("bundle");
-    step("choose what the bundle holds", || gather(&assets, &stage, &args.kernel))?;
+    step("choose what the bundle holds", || gather(assets, &stage, &args.kernel))?;
     step("compress it", || {
         fresh(&out)?;
         let script = "tar -c --owner=0 --group=0 --sort=name -C \"$1\" . | xz -T0 -6e > \"$2\"";

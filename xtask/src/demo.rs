@@ -4,18 +4,15 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use nvguest_rig::cli::{guest, GuestArgs};
-use nvguest_rig::nvidia;
-
-use crate::prepare;
+use nvguest_rig::{nvidia, Assets};
 
 /// `nvidia-smi` on a machine with a card, else `rmprobe`.
-pub fn demo() -> Result<ExitCode> {
-    let assets = prepare::everything(false)?;
+pub fn demo(assets: &Assets) -> Result<ExitCode> {
     let has_card = nvidia::has_card();
     let line = if has_card { "nvidia-smi" } else { "rmprobe" };
     let args = GuestArgs::running(line);
     let begin = std::time::Instant::now();
-    let code = guest(&assets, &args)?;
+    let code = guest(assets, &args)?;
     let outcome = if code == ExitCode::SUCCESS { "ran" } else { "failed" };
     println!();
     println!(

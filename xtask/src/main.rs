@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use nvguest_rig::cli::{guest, GuestArgs};
+use nvguest_rig::Assets;
 
 /// The commands of this repository.
 ///
@@ -27,6 +28,10 @@ use nvguest_rig::cli::{guest, GuestArgs};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 struct Cli {
+    /// Run what the last call built: nothing is built or fetched
+    #[arg(long, global = true)]
+    no_build: bool,
+
     #[command(subcommand)]
     command: Action,
 }
@@ -46,7 +51,8 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    match act(Cli::parse().command) {
+    let cli = Cli::parse();
+    match act(&cli) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
@@ -55,17 +61,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn act(action: Action) -> Result<ExitCode> {
-    match action {
-        Action::Demo => demo::demo(),
-        Action::Test(args) => test::test(&args),
-        Action::Guest(args) => {
-            let assets = prepare::everything(args.json)?;
-            guest(&assets, &args)
+fn act(cli: &Cli) -> Result<ExitCode> {
+    let assets = |quiet| {
+        if cli.no_build {
+            return Assets::find();
         }
-        Action::Bundle(args) => bundle::bundle(&args),
+        prepare::everything(quiet)
+    };
+    match &cli.command {
+        Action::Demo => demo::demo(&assets(false)?),
+        Action::Test(args) => test::test(args, || assets(false)),
+        Action::Guest(args) => guest(&assets(args.json)?, args),
+        Action::Bundle(args) => bundle::bundle(&assets(false)?, args),
         Action::Install => {
-            let assets = prepare::everything(false)?;
+            let assets = assets(false)?;
             println!("Ready: {}. Next: cargo xtask demo", assets.root().display());
             Ok(ExitCode::SUCCESS)
         }

@@ -47,9 +47,7 @@ pub fn everything(quiet: bool) -> Result<Assets> {
     let assets = Assets::at(folder.path(""));
     step("build the backend and the tools", || binaries(&assets))?;
     for series in KERNELS {
-        if root().join("guest-module/Makefile").exists() {
-            module(&folder, series)?;
-        }
+        module(&folder, series)?;
     }
     let tools = guest_tools(&assets)?;
     let parts = Parts {

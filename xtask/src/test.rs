@@ -6,8 +6,9 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 use nvguest_rig::provision::step;
+use nvguest_rig::Assets;
 
-use crate::prepare::{self, cargo, run};
+use crate::prepare::{cargo, run};
 
 /// What `cargo xtask test` can leave out.
 #[derive(Debug, Args)]
@@ -22,10 +23,10 @@ pub struct TestArgs {
 }
 
 /// Formatting, lints, unit tests, the module on every kernel, guests.
-pub fn test(args: &TestArgs) -> Result<ExitCode> {
+pub fn test(args: &TestArgs, assets: impl FnOnce() -> Result<Assets>) -> Result<ExitCode> {
     let begin = Instant::now();
     if let Some(text) = &args.guests {
-        guests(Some(text))?;
+        guests(&assets()?, Some(text))?;
     } else {
         step("check formatting", || run(&mut cargo(&["fmt", "--all", "--check"])))?;
         step("check lints", || {
@@ -34,7 +35,7 @@ pub fn test(args: &TestArgs) -> Result<ExitCode> {
         })?;
         step("run the tests that need no guest", || run(&mut cargo(&["test", "--workspace"])))?;
         if !args.no_guests {
-            guests(None)?;
+            guests(&assets()?, None)?;
         }
     }
     println!("All of it took {:.0} s.", begin.elapsed().as_secs_f64());
@@ -43,8 +44,7 @@ pub fn test(args: &TestArgs) -> Result<ExitCode> {
 
 /// Tests that boot guests are marked `ignore`, so that a plain `cargo test`
 /// runs anywhere and says why it leaves them out.
-fn guests(text: Option<&str>) -> Result<()> {
-    let assets = prepare::everything(false)?;
+fn guests(assets: &Assets, text: Option<&str>) -> Result<()> {
     step("run the tests that boot guests", || {
         let mut command = cargo(&["test", "--package", "nvguest-rig", "--tests", "--"]);
         command.args(["--ignored", "--test-threads", "1", "--nocapture"]).args(text);
