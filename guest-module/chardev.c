@@ -198,10 +198,12 @@ static int nvg_file_open(struct nvg_file *file, u32 node, u32 flags)
 		return ret;
 
 	ret = xa_insert_irq(&dev->files, file->id, file, GFP_KERNEL);
+	if (ret == -EBUSY)
+		return -EPROTO;		/* another's: not ours to close */
 	if (ret) {
 		nvg_post(file->queue, file->close);
 		file->close = NULL;
-		return ret == -EBUSY ? -EPROTO : ret;
+		return ret;
 	}
 	/* The device may have been stopped since, without seeing this file. */
 	if (file->epoch != READ_ONCE(dev->epoch))
@@ -294,7 +296,7 @@ static int nvg_grow(struct nvg_gather *g, u32 size)
 }
 
 /* The file stays open until the call is answered. */
-static int nvg_named_file(struct nvg_gather *g, int fd, u32 kinds, u32 *id)
+static int nvg_named_file(struct nvg_gather *g, int fd, u32 *id)
 {
 	struct nvg_request *req = nvg_state(g)->req;
 	struct file *filp = fget(fd);
@@ -305,7 +307,7 @@ static int nvg_named_file(struct nvg_gather *g, int fd, u32 kinds, u32 *id)
 		return -EBADF;
 	if (filp->f_op == &nvg_fops) {
 		file = filp->private_data;
-		if (file->dev == nvg_state(g)->dev && kinds & BIT(file->kind))
+		if (file->dev == nvg_state(g)->dev)
 			ret = nvg_file_lost(file) ? -ENODEV : 0;
 	}
 	if (ret || req->nfiles == ARRAY_SIZE(req->files)) {

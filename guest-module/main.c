@@ -150,7 +150,6 @@ static int nvg_load_schema(struct nvg_device *dev)
 
 	if (IS_ERR(schema))
 		return PTR_ERR(schema);
-	kvfree(dev->schema);
 	dev->schema = schema;
 	return nvg_rules_init(&dev->rules, schema, dev->schema_len);
 }
@@ -306,20 +305,21 @@ static int nvg_freeze(struct virtio_device *vdev)
 static int nvg_restore(struct virtio_device *vdev)
 {
 	struct nvg_device *dev = vdev->priv;
-	u32 nodes_len = dev->nodes_len;
+	u32 nodes_len = dev->nodes_len, schema_len = dev->schema_len;
 	int ret;
 
 	ret = nvg_start(dev);
 	if (ret)
 		return ret;
 	ret = nvg_hello(dev);
-	if (!ret && dev->nodes_len != nodes_len)
+	if (!ret && (dev->nodes_len != nodes_len ||
+		     dev->schema_len != schema_len))
 		ret = -EPROTO;
-	if (!ret)
-		ret = nvg_load_schema(dev);
 	WRITE_ONCE(dev->polled, false);
-	if (ret)
+	if (ret) {
 		pr_err("the host's answers after a suspend: error %d\n", ret);
+		nvg_stop(dev);
+	}
 	return ret;
 }
 

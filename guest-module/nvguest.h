@@ -114,7 +114,8 @@ struct nvg_proc {
 };
 
 #define NVG_FILE_ARMED	0		/* an ARM is out, its READY not in */
-#define NVG_FILE_LOST	1		/* its worker, or the device, is gone */
+#define NVG_FILE_ASKED	1		/* an ARM has been sent before */
+#define NVG_FILE_LOST	2		/* its worker, or the device, is gone */
 
 struct nvg_file {
 	struct kref ref;
@@ -238,6 +239,7 @@ void nvg_file_zap(struct nvg_file *file);
 /* poll.c */
 __poll_t nvg_poll(struct file *filp, struct poll_table_struct *table);
 void nvg_lost(struct nvg_device *dev, u32 first, u32 last);
+void nvg_arm_failed(struct nvg_device *dev, u32 id, u32 status);
 void nvg_lost_work(struct work_struct *work);
 int nvg_events_post(struct nvg_queue *q);
 bool nvg_events_locked(struct nvg_queue *q);

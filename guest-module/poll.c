@@ -33,10 +33,12 @@ static int nvg_arm(struct nvg_file *file)
 	head = nvg_message(req);
 	head->file = cpu_to_le32(file->id);
 	/*
-	 * If a worker was lost since before this file was opened, the event may
-	 * have been for it and come too early: then the refusal must be seen.
+	 * A refusal must be seen at once: the first time, and if a worker was
+	 * lost since before this file was opened, whose event may have been for
+	 * it and come too early.
 	 */
-	req->urgent = READ_ONCE(file->dev->lost_count) != file->lost_count;
+	req->urgent = !test_and_set_bit(NVG_FILE_ASKED, &file->flags) ||
+		      READ_ONCE(file->dev->lost_count) != file->lost_count;
 	nvg_post(file->queue, req);
 	return 0;
 }
@@ -79,6 +81,15 @@ static void nvg_ready(struct nvg_device *dev, u32 id, u32 mask)
 		wake_up_poll(&file->wait, bits);
 	}
 	xa_unlock_irqrestore(&dev->files, flags);
+}
+
+/* Nothing will tell when file @id is ready. Its poll must not sleep on. */
+void nvg_arm_failed(struct nvg_device *dev, u32 id, u32 status)
+{
+	if (status == ENODEV || status == EBADF)
+		nvg_lost(dev, id, id);
+	else
+		nvg_ready(dev, id, (__force u32)EPOLLERR);
 }
 
 /* Files @first to @last have no worker any more. In any context. */

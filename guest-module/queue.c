@@ -217,13 +217,22 @@ void nvg_request_free(struct nvg_request *req)
 	kmem_cache_free(nvg_request_cache, req);
 }
 
-/* The device is done with @req, or never saw it. */
-static void nvg_finish_locked(struct nvg_queue *q, struct nvg_request *req,
-			      int error, u32 used)
+/* The answer to a request that nobody waits for: only a failed ARM matters. */
+static void nvg_answered(const struct nvg_request *req)
 {
 	const struct nvg_req *head = nvg_message(req);
 	const struct nvg_resp *resp = req->in.va;
 
+	if (head->type == cpu_to_le32(NVG_ARM) && !req->error &&
+	    req->used >= sizeof(*resp) && resp->status)
+		nvg_arm_failed(req->dev, le32_to_cpu(head->file),
+			       le32_to_cpu(resp->status));
+}
+
+/* The device is done with @req, or never saw it. */
+static void nvg_finish_locked(struct nvg_queue *q, struct nvg_request *req,
+			      int error, u32 used)
+{
 	req->error = error;
 	req->used = min(used, req->in.size);
 	req->finished = true;
@@ -235,11 +244,7 @@ static void nvg_finish_locked(struct nvg_queue *q, struct nvg_request *req,
 		complete(&req->done);
 		break;
 	case NVG_OWNER_QUEUE:
-		/* A file that cannot be watched has lost its worker. */
-		if (head->type == cpu_to_le32(NVG_ARM) && !error &&
-		    req->used >= sizeof(*resp) && resp->status)
-			nvg_lost(req->dev, le32_to_cpu(head->file),
-				 le32_to_cpu(head->file));
+		nvg_answered(req);
 		nvg_request_free(req);
 		break;
 	case NVG_OWNER_WORK:

@@ -281,7 +281,10 @@ static int nvg_copy_in(struct nvg_gather *g, u64 from, u32 len, u32 *at)
 	return ret ?: g->ops->read(g, g->buf + *at, from, len);
 }
 
-/* A descriptor in a block: which of our files the caller means. */
+/*
+ * A descriptor in a block: which of our files the caller means. Whether it may
+ * be one of that kind is the backend's to say.
+ */
 static int nvg_gather_fd(struct nvg_gather *g, u32 segment, const u8 *block,
 			 u32 len, const struct nvg_schema_rule *rule)
 {
@@ -304,8 +307,7 @@ static int nvg_gather_fd(struct nvg_gather *g, u32 segment, const u8 *block,
 	      (!value && rule->flags & NVG_RULE_ZERO_NONE))) {
 		ret = -EBADF;
 		if (!negative && value <= INT_MAX)
-			ret = g->ops->file(g, value, le32_to_cpu(rule->fd_kinds),
-					   &file);
+			ret = g->ops->file(g, value, &file);
 		if (ret == -EBADF && rule->flags & NVG_RULE_FOREIGN_OK)
 			file = 0;
 		else if (ret)

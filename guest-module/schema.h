@@ -47,8 +47,8 @@ struct nvg_gather_ops {
 	int (*write)(struct nvg_gather *g, u64 to, const void *from, u32 len);
 	/* Makes g->buf at least @size bytes, keeping its content; -ENOMEM. */
 	int (*grow)(struct nvg_gather *g, u32 size);
-	/* The wire file that @fd names, if its kind is in @kinds; else -EBADF. */
-	int (*file)(struct nvg_gather *g, int fd, u32 kinds, u32 *file);
+	/* The wire file that @fd names; -EBADF if it is none of ours. */
+	int (*file)(struct nvg_gather *g, int fd, u32 *file);
 };
 
 struct nvg_segment {

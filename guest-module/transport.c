@@ -139,6 +139,22 @@ static bool nvg_share_vector(struct nvg_device *dev)
 	return shared;
 }
 
+/* A queue once enabled is so until a reset: back to where probe began. */
+static int nvg_begin_again(struct virtio_device *vdev)
+{
+	int ret;
+
+	vdev->config->del_vqs(vdev);
+	virtio_reset_device(vdev);
+	virtio_add_status(vdev, VIRTIO_CONFIG_S_ACKNOWLEDGE |
+			  VIRTIO_CONFIG_S_DRIVER);
+	ret = vdev->config->finalize_features(vdev);
+	if (ret)
+		return ret;
+	virtio_add_status(vdev, VIRTIO_CONFIG_S_FEATURES_OK);
+	return 0;
+}
+
 /* Finds the queues of dev->slots workers, with the best interrupts there are. */
 static int nvg_find_queues(struct nvg_device *dev)
 {
@@ -160,10 +176,11 @@ static int nvg_find_queues(struct nvg_device *dev)
 		dev->interrupts = "MSI-X, one vector for all queues";
 		ret = nvg_find_vqs(dev->vdev, n, vqs, NULL, name);
 		if (!ret && !nvg_share_vector(dev)) {
-			dev->vdev->config->del_vqs(dev->vdev);
-			dev->interrupts = "INTx";
-			ret = nvg_find_vqs(dev->vdev, n, vqs, nvg_vq_callback,
-					   name);
+			dev->interrupts = pdev ? "INTx" : "the transport's";
+			ret = nvg_begin_again(dev->vdev);
+			if (!ret)
+				ret = nvg_find_vqs(dev->vdev, n, vqs,
+						   nvg_vq_callback, name);
 		}
 	}
 	for (i = 0; i < n && !ret; i++)

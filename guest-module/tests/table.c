@@ -215,9 +215,9 @@ static void a_descriptor_is_translated_or_none_or_bad(void)
 		{ -5, 0, 0, 0, 0 },
 		{ 10, 0xffffffff, 0, 0x1000a, 0 },
 		{ 10, 77, 0, 0x1000a, 0 },
-		{ 10, 11, 0, 0x1000a, 0 },
+		{ 10, 11, 0, 0x1000a, 0x1000b },
 		{ 10, 0x10000000aLL, 0, 0x1000a, 0 },
-		{ 11, 0, -EBADF, 0, 0 },
+		{ 9, 0, -EBADF, 0, 0 },
 		{ 0, 0, -EBADF, 0, 0 },
 	};
 	const struct nvg_fd *fds;
