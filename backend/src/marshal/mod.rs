@@ -14,8 +14,8 @@
 //! - [`request`]: the parts of a request
 //! - `plan`: the walk over the rules
 //! - `rm`: what RM itself reads from an argument
-//! - [`prepare`](mod@prepare): gather
-//! - [`reply`]: scatter
+//! - [`prepare`](mod@prepare): gather, a request into a call
+//! - [`reply`]: scatter, the results into a reply
 //! - [`scratch`]: the memory, and the only `unsafe`
 
 #[forbid(unsafe_code)]

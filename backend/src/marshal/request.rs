@@ -7,7 +7,7 @@ use crate::errno::Errno;
 use crate::wire::{self, FdRecord, IoctlReq};
 
 /// Descriptors that one call names at most; RM's layouts have one, UVM's one.
-pub const MAX_FDS: usize = 16;
+pub const MAX_FDS: usize = 4;
 
 /// The parts of a request. Their meaning depends on the profile.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn more_parts_than_hello_allows_are_refused() {
-        for head in [head(0, 8, 0), head(0, 0, 17), head(0, u16::MAX, u16::MAX)] {
+        for head in [head(0, 8, 0), head(0, 0, 5), head(0, u16::MAX, u16::MAX)] {
             let mut body = head.as_bytes().to_vec();
             body.resize(1 << 20, 0);
             assert_eq!(Call::parse(&body).map(|_| ()), Err(Errno::EINVAL));
