@@ -54,6 +54,10 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64G", value_parser = size)]
     pub window_size: u64,
 
+    /// Profiles that you measured with abi-extract, in place of those built in.
+    #[arg(long, value_name = "FOLDER")]
+    pub profiles: Option<PathBuf>,
+
     /// Serve a driver release that no profile covers, with the nearest one. For diagnosis only.
     #[arg(long)]
     pub allow_unmeasured: bool,

@@ -14,12 +14,13 @@
 //! - `wire`: the messages
 
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{bail, Context, Result};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -119,7 +120,9 @@ fn settings(args: &Args) -> Result<Settings> {
         Facts::of_sim()
     };
     let facts = facts.allowed(capabilities);
-    let compiled = profile::resolve(&facts.release, capabilities, args.allow_unmeasured)?;
+    let folder = args.profiles.as_deref();
+    let compiled =
+        profile::resolve(&facts.release, capabilities, folder, args.allow_unmeasured)?;
     tracing::info!(release = compiled.release, profile = compiled.profile, "resolved");
     Ok(Settings {
         compiled: Arc::new(compiled),
@@ -162,21 +165,22 @@ fn listen(args: &Args) -> Result<(UnixListener, Option<PathBuf>)> {
             Ok((UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) }), None))
         }
         (None, None) => {
-            let usage = Args::command().render_usage();
-            bail!("where to listen is missing: give --socket-path or --fd\n{usage}")
+            let missing = "where to listen is missing: give --socket-path or --fd";
+            Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit()
         }
     }
 }
 
 /// A socket that only its owner can use.
 fn bind(path: &Path) -> Result<UnixListener> {
-    match UnixStream::connect(path) {
-        Ok(_) => bail!("{} is served by another process", path.display()),
+    // Asked in a way that cannot connect: a backend serves one connection, and this is none.
+    match UnixDatagram::unbound()?.connect(path) {
         // What a process left that was killed.
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).ok();
         }
-        Err(_) => {}
+        Err(error) if error.raw_os_error() != Some(nix::libc::EPROTOTYPE) => {}
+        _ => bail!("{} is served by another process", path.display()),
     }
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     UnixListener::bind(path).with_context(|| format!("Listening on {} failed", path.display()))

@@ -1,25 +1,37 @@
 //! The profile of the host's driver release.
 
+use std::fmt::Display;
+use std::path::Path;
+
 use nvguest_abi::compiled::Compiled;
+use nvguest_abi::release::Release;
+use nvguest_abi::store::Store;
 
 /// No profile fits; the text says which release, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NoProfile(String);
 
-/// Resolves `release` and compiles its profile for a guest's capabilities.
+impl NoProfile {
+    fn because(error: impl Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Resolves `release` and compiles its profile for a guest's capabilities. `folder`
+/// has profiles that an admin measured, in place of those built in.
 pub fn resolve(
     release: &str,
     capabilities: u32,
+    folder: Option<&Path>,
     allow_unmeasured: bool,
 ) -> Result<Compiled, NoProfile> {
-    let no_profile = |error: &dyn std::fmt::Display| NoProfile(error.to_string());
-    let release: nvguest_abi::release::Release = release.parse().map_err(|error| no_profile(&error))?;
-    let store = nvguest_abi::store::Store::embedded().map_err(|error| no_profile(&error))?;
-    let _ = allow_unmeasured;
-    let measured = "580.142".parse().map_err(|error| no_profile(&error))?;
-    let profile = store.load(&measured).map_err(|error| no_profile(&error))?;
-    let mut compiled = profile.compile(capabilities);
-    compiled.release = nvguest_abi::release::Release::to_string(&release);
-    Ok(compiled)
+    let release: Release = release.parse().map_err(NoProfile::because)?;
+    let store = folder.map_or_else(Store::embedded, Store::from_dir);
+    let store = store.map_err(NoProfile::because)?;
+    let resolved = store.resolve(&release, allow_unmeasured).map_err(NoProfile::because)?;
+    if let Some(notice) = resolved.notice() {
+        tracing::info!("{notice}");
+    }
+    Ok(resolved.compile(capabilities))
 }

@@ -232,8 +232,9 @@ fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> Armed {
 /// `NVOS33_FLAGS_CACHING_TYPE` as RM answers it, bits 25:23 (`nvos.h`).
 fn cache(kind: FileKind, flags: u32) -> Cache {
     match (flags >> 23 & 7, kind) {
-        (0 | 5, _) => Cache::WriteBack,
-        (2, _) | (6, FileKind::Ctl) => Cache::WriteCombine,
+        // A default of system memory is write-back: KVM would make it so, and it is snooped.
+        (0 | 5, _) | (6, FileKind::Ctl) => Cache::WriteBack,
+        (2, _) => Cache::WriteCombine,
         // Uncached, weakly ordered, and a device's default: registers.
         _ => Cache::Uncached,
     }

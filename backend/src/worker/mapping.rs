@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use nvguest_abi::FileKind;
+
 use super::session::{lock, GuestFile};
 use super::upstream::Upstream;
 use crate::errno::Errno;
@@ -83,9 +85,20 @@ impl Mappings {
         let armed = armed.as_mut().ok_or(Errno::EINVAL)?;
         let length = request.length.get();
         let whole = length.checked_next_multiple_of(PAGE).ok_or(Errno::EINVAL)?;
-        let writable = request.prot.get() & wire::PROT_WRITE != 0;
-        if request.offset.get() != 0 || length == 0 || whole > armed.length {
+        let known = wire::PROT_READ | wire::PROT_WRITE;
+        if request.prot.get() & !known != 0 || request.reserved.get() != 0 {
             return Err(Errno::EINVAL);
+        }
+        let writable = request.prot.get() & wire::PROT_WRITE != 0;
+        if request.offset.get() != 0 || length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        // As nvidia_mmap_helper has it: a card's memory whole or not at all, system
+        // memory from its start.
+        match file.kind {
+            FileKind::Ctl if whole > armed.length => return Err(Errno(nix::libc::ERANGE)),
+            FileKind::Gpu if whole != armed.length => return Err(Errno::ENXIO),
+            _ => {}
         }
         if writable && armed.read_only {
             return Err(Errno(nix::libc::EACCES));
@@ -139,6 +152,9 @@ impl Mappings {
 
     /// UNMAP: one mapping of the guest's is gone. The last takes the placement along.
     pub fn unmap(&self, file: &GuestFile, request: &wire::UnmapReq) -> Result<(), Errno> {
+        if request.reserved.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
         let id = request.placement.get();
         let state = {
             let mut placements = lock(&self.placements);

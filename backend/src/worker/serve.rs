@@ -5,7 +5,7 @@
 //! that may take long, or when more requests wait, it hands the lead to another.
 //! Calls on one file keep their order: what comes for a busy file waits there.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -19,8 +19,11 @@ use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::marshal::scratch::Scratch;
 use crate::transport::link::{self, Outgoing};
-use crate::transport::ring::{Message, Ring};
+use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};
+
+/// A call that takes longer is not served by the thread that leads.
+const QUICK: Duration = Duration::from_micros(200);
 
 /// A request, and where its reply goes.
 pub struct Work {
@@ -51,6 +54,8 @@ pub struct Server {
     lead: Mutex<()>,
     queue: Mutex<Queue>,
     submitted: Mutex<VecDeque<Work>>,
+    /// Ioctls that took long once.
+    slow: Mutex<HashSet<u64>>,
     wake: EventFd,
     poll: Duration,
 }
@@ -60,6 +65,7 @@ struct Queue {
     generation: u64,
     ring: Option<Ring>,
     kick: Option<Arc<OwnedFd>>,
+    parked: Parked,
 }
 
 impl Server {
@@ -76,6 +82,7 @@ impl Server {
             lead: Mutex::default(),
             queue: Mutex::default(),
             submitted: Mutex::default(),
+            slow: Mutex::default(),
             wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         });
         for number in 0..threads {
@@ -90,20 +97,23 @@ impl Server {
     }
 
     /// Serves a slot's queue from now on.
-    pub fn begin(&self, ring: Ring, kick: OwnedFd) {
+    pub fn begin(&self, mut ring: Ring, kick: OwnedFd) {
         let mut queue = lock(&self.queue);
-        queue.generation += 1;
+        if !queue.parked.started(&mut ring) {
+            queue.generation += 1;
+        }
         queue.ring = Some(ring);
         queue.kick = Some(Arc::new(kick));
         drop(queue);
         self.rouse();
     }
 
-    /// Touches the queue no more. Calls under way end, and their replies are dropped.
+    /// Touches the queue no more. Replies of calls under way wait for it to go on.
     pub fn stop(&self) {
         let mut queue = lock(&self.queue);
-        queue.generation += 1;
-        queue.ring = None;
+        if let Some(ring) = queue.ring.take() {
+            queue.parked.stopped(&ring);
+        }
         queue.kick = None;
         drop(queue);
         self.rouse();
@@ -139,12 +149,18 @@ impl Server {
                 lead = Some(leading);
                 continue;
             };
-            if more || !is_quick(&work) {
+            let ioctl = ioctl_of(&work);
+            if more || !self.is_quick(&work, ioctl) {
                 drop(leading);
+                self.serve(work, file.as_deref(), bench);
             } else {
+                let start = Instant::now();
+                self.serve(work, file.as_deref(), bench);
+                if start.elapsed() > QUICK {
+                    ioctl.map(|ioctl| lock(&self.slow).insert(ioctl));
+                }
                 lead = Some(leading);
             }
-            self.serve(work, file.as_deref(), bench);
             while let Some(work) = file.as_ref().and_then(|file| file.next()) {
                 // The backlog of a file is served without the lead: others go on meanwhile.
                 lead = None;
@@ -236,6 +252,21 @@ impl Server {
         }
     }
 
+    /// Whether a request is done in microseconds. A control answers at once, or takes a
+    /// lock that RM's other calls of this process would wait for just so, and one that
+    /// was slow before is not tried again; opening a card, mapping, allocating and
+    /// waiting may take long.
+    fn is_quick(&self, work: &Work, ioctl: Option<u64>) -> bool {
+        const NV_ESC_RM_CONTROL: u64 = 0x2a;
+        match Kind::from_number(work.header.kind.get()) {
+            Some(Kind::Arm) => true,
+            Some(Kind::Ioctl) => ioctl.is_some_and(|ioctl| {
+                ioctl >> 32 == NV_ESC_RM_CONTROL && !lock(&self.slow).contains(&ioctl)
+            }),
+            _ => false,
+        }
+    }
+
     fn serve(&self, work: Work, file: Option<&GuestFile>, bench: &mut Bench) {
         bench.reply.clear();
         bench.reply.resize(size_of::<wire::RespHeader>(), 0);
@@ -277,7 +308,8 @@ impl Server {
                 let request = wire::UnmapReq::read_from_bytes(body).map_err(|_| Errno::EINVAL)?;
                 session.mappings.unmap(&file, &request)
             }
-            Some(Kind::Arm) => session.watcher().arm(&file),
+            Some(Kind::Arm | Kind::Close) if !body.is_empty() => Err(Errno::EINVAL),
+            Some(Kind::Arm) => session.watcher().arm(&*session.host, &file),
             Some(Kind::Close) => {
                 session.close(&file);
                 Ok(())
@@ -303,8 +335,9 @@ impl Server {
             Source::Ring(generation) => {
                 let mut queue = lock(&self.queue);
                 if queue.generation == generation {
-                    if let Some(ring) = &mut queue.ring {
-                        ring.give(work.message, &bench.reply);
+                    match &mut queue.ring {
+                        Some(ring) => ring.give(work.message, &bench.reply),
+                        None => queue.parked.keep(work.message, &bench.reply),
                     }
                 }
             }
@@ -350,18 +383,16 @@ fn fits<T>(room: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether a request is done in microseconds. A control answers at once, or takes a
-/// lock that RM's other calls of this process would wait for just so; opening a card,
-/// mapping, allocating and waiting may take long.
-fn is_quick(work: &Work) -> bool {
-    const NV_ESC_RM_CONTROL: u32 = 0x2a;
-    match Kind::from_number(work.header.kind.get()) {
-        Some(Kind::Arm) => true,
-        Some(Kind::Ioctl) => {
-            let body = work.message.request.get(size_of::<wire::ReqHeader>()..);
-            body.and_then(|body| wire::IoctlReq::read_from_prefix(body).ok())
-                .is_some_and(|(call, _)| call.cmd.get() & 0xff == NV_ESC_RM_CONTROL)
-        }
-        _ => false,
-    }
+/// What an IOCTL asks: the ioctl's number, and for RM_CONTROL the command.
+fn ioctl_of(work: &Work) -> Option<u64> {
+    const ARGUMENT: usize = size_of::<wire::IoctlReq>();
+    const COMMAND: usize = 8;
+    let body = work.message.request.get(size_of::<wire::ReqHeader>()..)?;
+    let (call, _) = wire::IoctlReq::read_from_prefix(body).ok()?;
+    let nr = u64::from(call.cmd.get() & 0xff);
+    let lengths = wire::padded(4 * usize::from(call.nsegs.get()));
+    let fds = size_of::<wire::FdRecord>() * usize::from(call.nfds.get());
+    let at = ARGUMENT + lengths + wire::padded(fds) + COMMAND;
+    let command = body.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    Some(nr << 32 | u64::from(command.map_or(0, u32::from_le_bytes)))
 }

@@ -12,6 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::session::{lock, GuestFile, Session};
 use super::upstream::Upstream;
 use crate::errno::Errno;
+use crate::host::Host;
 use crate::transport::events::EventQueue;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
@@ -20,6 +21,9 @@ use crate::wire;
 
 /// The token of the event queue's kick; files' tokens are their handles, never 0.
 const KICK: u64 = 0;
+
+/// `POLLIN | POLLPRI`: what `nvidia_poll` says of a file with events.
+const READABLE: u32 = 0x3;
 
 /// The readiness of one file.
 #[derive(Default)]
@@ -125,14 +129,19 @@ impl Watcher {
         }
     }
 
-    /// ARM: tells the guest, once, when `file` is ready.
-    pub fn arm(&self, file: &GuestFile) -> Result<(), Errno> {
+    /// ARM: tells the guest, once, when `file` is ready. An event with data is there
+    /// until it is read and makes no new edge, so the host is asked for those.
+    pub fn arm(&self, host: &dyn Host, file: &GuestFile) -> Result<(), Errno> {
         if !file.watch.registered.swap(true, Ordering::SeqCst) {
             let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI | EpollFlags::EPOLLET;
             let event = EpollEvent::new(interest, file.handle.into());
             self.epoll.add(file.host().watched(), event)?;
         }
-        if let Some(mask) = file.watch.arm() {
+        let mut ready = file.watch.arm();
+        if ready.is_none() && host.pending(file.host()) {
+            ready = file.watch.edge(READABLE);
+        }
+        if let Some(mask) = ready {
             self.report(file.handle, mask);
         }
         Ok(())
