@@ -1,6 +1,6 @@
 //! Profile and policy into what a worker needs: rules, sizes, verdicts.
 
-use crate::compiled::{ClassEntry, Compiled, ControlEntry, EscapeEntry, Verdict, ANY_SIZE};
+use crate::compiled::{ClassEntry, Compiled, ControlEntry, EscapeEntry, ANY_SIZE};
 use crate::policy::Policy;
 use crate::profile::{Direction, File, Params, Pointer, Profile};
 use crate::rules::{
@@ -27,7 +27,7 @@ type Reach = (Rule, Vec<Rule>);
 impl Profile {
     /// What a worker of a guest with these capabilities needs to know.
     pub fn compile(&self, capabilities: u32) -> Compiled {
-        self.compile_with(&Policy::built_in(), capabilities)
+        self.compile_with(Policy::built_in(), capabilities)
     }
 
     /// The same with another policy.

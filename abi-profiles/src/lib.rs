@@ -1,15 +1,25 @@
 //! What the kernel interface of each NVIDIA driver release is: data, and pure functions over it.
 //!
+//! - [`release`]: release numbers, and the host's
+//! - [`profile`]: what is measured of a release; [`store`]: the checked-in profiles;
+//!   [`check`]: what must hold of one
+//! - [`resolve`]: the host's release → the profile that serves it; [`later`]: what is known of
+//!   newer ones
+//! - [`policy`]: may a guest?; [`explain`]: the same for people
 //! - [`rules`]: the gather rules that guest module and worker both walk
 //! - [`compiled`]: all that a worker needs of a profile, in one blob
+//!   ([`profile::Profile::compile`] makes it)
 #![forbid(unsafe_code)]
 
 pub mod check;
 mod compile;
 pub mod compiled;
+pub mod explain;
+pub mod later;
 pub mod policy;
 pub mod profile;
 pub mod release;
+pub mod resolve;
 pub mod rules;
 pub mod store;
 

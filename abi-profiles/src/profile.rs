@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Everything measured of one release. Keys of the maps are the ABI's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +29,12 @@ pub struct Profile {
     pub structs: BTreeMap<String, Struct>,
 }
 
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Who may call, by the mark RM itself checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Access {
     /// Any caller.
@@ -56,7 +60,7 @@ impl Access {
 }
 
 /// Which way a buffer goes, seen from the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// The driver reads it.
@@ -82,7 +86,7 @@ impl Direction {
 }
 
 /// A pointer in a block, and how long what it points at is: count × elem.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pointer {
     /// NVIDIA's name of the field.
@@ -94,24 +98,24 @@ pub struct Pointer {
     /// Bytes of an element; without a count, of the whole.
     pub elem: u32,
     /// The field that counts elements.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub count: Option<String>,
     /// Its offset.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub count_at: Option<u16>,
     /// Its width in bytes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub count_width: Option<u8>,
     /// The driver multiplies the count by itself.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub squared: bool,
     /// The driver takes more than its usual limit of 1 MiB.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub unbounded: bool,
 }
 
 /// A file descriptor in a block.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// NVIDIA's name of the field.
@@ -123,12 +127,12 @@ pub struct File {
     /// Kinds of file it may name: `ctl gpu uvm modeset cap`, space-separated.
     pub kinds: String,
     /// Values that mean "no file": `negative`, `zero`, `foreign`, space-separated.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub none: String,
 }
 
 /// One ioctl of `nvidia.ko`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Escape {
     /// Low 8 bits of the ioctl number.
@@ -139,27 +143,27 @@ pub struct Escape {
     /// Bytes of the argument; of an element if `array`.
     pub size: u32,
     /// Offset of RM's status.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub status: Option<u16>,
     /// Any positive number of elements.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub array: bool,
     /// The argument names another call.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub indirect: bool,
     /// Offset of the field that picks a layout: command, class or function.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub select: Option<u16>,
     /// Pointers of the argument itself.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pointers: Vec<Pointer>,
     /// Descriptors of the argument itself.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub files: Vec<File>,
 }
 
 /// One RM control.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Control {
     /// NVIDIA's name of the command; of its handler where no header names it.
@@ -169,31 +173,31 @@ pub struct Control {
     /// Who may call.
     pub access: Access,
     /// The other `RMCTRL_FLAGS_*` of this release, space-separated.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub flags: String,
     /// Rights on the object (`RS_ACCESS_*` bits) that a caller needs.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub rights: u32,
     /// Fingerprint of the parameters' layout: a field that moves changes it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub layout: String,
     /// RM answers through its converter to this newer command.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub converted_to: Option<String>,
     /// Pointers in the parameters.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pointers: Vec<Pointer>,
     /// Descriptors in the parameters.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub files: Vec<File>,
     /// Fields that look like pointers or descriptors, space-separated, of which no source
     /// says what RM does with them: such a control is refused.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub wild: String,
 }
 
 /// Whether RM takes parameters with a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Params {
     /// It ignores the pointer.
@@ -216,7 +220,7 @@ impl Params {
 }
 
 /// One RM class.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Class {
     /// NVIDIA's name.
@@ -226,54 +230,54 @@ pub struct Class {
     /// Whether there are parameters.
     pub params: Params,
     /// Their struct.
-    #[serde(default, rename = "struct")]
+    #[serde(default, rename = "struct", skip_serializing_if = "is_default")]
     pub layout: String,
     /// Bytes that RM copies, whatever the caller's size says.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub size: u32,
     /// Internal classes it may be a child of, space-separated; `any`, `root`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub parents: String,
     /// The other `RS_FLAGS_*`, space-separated.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub flags: String,
     /// Descriptors in the parameters.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub files: Vec<File>,
 }
 
 /// A command of another module.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Command {
     /// NVIDIA's name.
     pub name: String,
     /// The argument's struct; empty if there is none.
-    #[serde(default, rename = "struct")]
+    #[serde(default, rename = "struct", skip_serializing_if = "is_default")]
     pub layout: String,
     /// Bytes of the argument.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub size: u32,
     /// Offset of the module's status.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub status: Option<u16>,
     /// Pointers of the argument.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pointers: Vec<Pointer>,
     /// Descriptors of the argument.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub files: Vec<File>,
 }
 
 /// The layout of a struct.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Struct {
     /// Bytes of the whole.
     pub size: u32,
     /// `path@offset:bytes` for each field, space-separated. Arrays are `path[n]@…`, with the
     /// bytes of one element; pointers end in `*`, bit-fields in `/first bit+bits`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub fields: String,
 }
 
@@ -288,4 +292,39 @@ impl Struct {
             (name == path).then_some((offset.parse().ok()?, size[..digits].parse().ok()?))
         })
     }
+}
+
+/// A profile file: a root, or the differences from a parent.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileForm {
+    /// The release.
+    pub release: String,
+    /// The release that it differs from.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub parent: Option<String>,
+    /// Keys that the parent has and this release has not, by section.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub removed: BTreeMap<String, Vec<String>>,
+    /// See [`Profile::escapes`]; keys of the numbered sections are `0x` and eight digits.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub escapes: BTreeMap<String, Escape>,
+    /// See [`Profile::controls`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub controls: BTreeMap<String, Control>,
+    /// See [`Profile::classes`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub classes: BTreeMap<String, Class>,
+    /// See [`Profile::uvm`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub uvm: BTreeMap<String, Command>,
+    /// See [`Profile::nvkms`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub nvkms: BTreeMap<String, Command>,
+    /// See [`Profile::drm`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub drm: BTreeMap<String, Command>,
+    /// See [`Profile::structs`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub structs: BTreeMap<String, Struct>,
 }

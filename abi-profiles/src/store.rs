@@ -1,16 +1,16 @@
 //! The checked-in profiles: reading them, following parents to the root.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::profile::{Class, Command, Control, Escape, Profile, Struct};
+use crate::profile::{FileForm, Profile};
 use crate::release::Release;
 
-/// (file name, text) of every file in `releases/`.
-static EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/releases.rs"));
+/// (release, JSON) of every profile in `releases/`, and (release, profile) of the index.
+type Embedded = (&'static [(&'static str, &'static str)], &'static [(&'static str, &'static str)]);
+static EMBEDDED: Embedded = include!(concat!(env!("OUT_DIR"), "/releases.rs"));
 
 /// Name of the file that says which releases are equal to another.
 pub const INDEX: &str = "index.toml";
@@ -51,8 +51,9 @@ pub enum StoreError {
 }
 
 /// The profiles at hand.
+#[derive(Default)]
 pub struct Store {
-    files: BTreeMap<Release, Cow<'static, str>>,
+    files: BTreeMap<Release, Text>,
     equal: BTreeMap<Release, Release>,
 }
 
@@ -63,34 +64,25 @@ struct Index {
     equal: BTreeMap<String, String>,
 }
 
-/// A profile file: a root, or the differences from a parent.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileForm {
-    release: String,
-    parent: Option<String>,
-    #[serde(default)]
-    removed: BTreeMap<String, Vec<String>>,
-    #[serde(default)]
-    escapes: BTreeMap<String, Escape>,
-    #[serde(default)]
-    controls: BTreeMap<String, Control>,
-    #[serde(default)]
-    classes: BTreeMap<String, Class>,
-    #[serde(default)]
-    uvm: BTreeMap<String, Command>,
-    #[serde(default)]
-    nvkms: BTreeMap<String, Command>,
-    #[serde(default)]
-    drm: BTreeMap<String, Command>,
-    #[serde(default)]
-    structs: BTreeMap<String, Struct>,
+/// A file's text: TOML as checked in, or JSON that the build made of it, which reads faster.
+enum Text {
+    Toml(String),
+    Json(&'static str),
 }
 
 impl Store {
     /// The profiles that this program was built with.
     pub fn embedded() -> Result<Self, StoreError> {
-        Self::new(EMBEDDED.iter().map(|&(name, text)| (name.to_owned(), Cow::Borrowed(text))))
+        let (files, equal) = EMBEDDED;
+        let release = |text: &str| parse_release("the built-in profiles", text);
+        let mut store = Self::default();
+        for (name, text) in files {
+            store.files.insert(release(name)?, Text::Json(text));
+        }
+        for (one, other) in equal {
+            store.equal.insert(release(one)?, release(other)?);
+        }
+        Ok(store)
     }
 
     /// The profiles in a folder.
@@ -105,23 +97,21 @@ impl Store {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if name.ends_with(".toml") {
                 let text = std::fs::read_to_string(&path).map_err(unreadable(&path))?;
-                files.push((name.to_owned(), Cow::Owned(text)));
+                files.push((name.to_owned(), text));
             }
         }
         Self::new(files)
     }
 
     /// Profiles from (file name, text).
-    pub fn new(
-        files: impl IntoIterator<Item = (String, Cow<'static, str>)>,
-    ) -> Result<Self, StoreError> {
-        let mut store = Self { files: BTreeMap::new(), equal: BTreeMap::new() };
+    pub fn new(files: impl IntoIterator<Item = (String, String)>) -> Result<Self, StoreError> {
+        let mut store = Self::default();
         for (name, text) in files {
             if name == INDEX {
                 store.equal = index(&text)?;
             } else {
                 let release = name.trim_end_matches(".toml");
-                store.files.insert(parse_release(&name, release)?, text);
+                store.files.insert(parse_release(&name, release)?, Text::Toml(text));
             }
         }
         for (release, profile) in &store.equal {
@@ -198,9 +188,12 @@ fn index(text: &str) -> Result<BTreeMap<Release, Release>, StoreError> {
         .collect()
 }
 
-fn parse(release: &Release, text: &str) -> Result<FileForm, StoreError> {
+fn parse(release: &Release, text: &Text) -> Result<FileForm, StoreError> {
     let file = format!("{release}.toml");
-    let form: FileForm = toml::from_str(text).map_err(|error| form_error(&file, error))?;
+    let form: FileForm = match text {
+        Text::Toml(text) => toml::from_str(text).map_err(|error| form_error(&file, error))?,
+        Text::Json(text) => serde_json::from_str(text).map_err(|error| form_error(&file, error))?,
+    };
     if form.release != release.as_str() {
         return Err(form_error(&file, format!("it says that it is release {}", form.release)));
     }

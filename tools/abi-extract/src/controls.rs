@@ -32,7 +32,9 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Row>> {
     let mut row = BTreeMap::new();
     for line in text.lines() {
         let line = line.trim();
-        if let Some(count) = line.strip_prefix("/*numEntries=*/") {
+        // A comment before the number until 590, a designated initialiser since 595.
+        let count = line.strip_prefix("/*numEntries=*/").or(line.strip_prefix(".numEntries="));
+        if let Some(count) = count {
             declared += count
                 .trim()
                 .trim_end_matches(',')

@@ -125,7 +125,7 @@ pub const ESCAPES: &[Escape] = &[
     bare("NV_ESC_CHECK_VERSION_STR", "nv_ioctl_rm_api_version_t"),
     bare("NV_ESC_IOCTL_XFER_CMD", "nv_ioctl_xfer_t"),
     Escape { array: true, ..bare("NV_ESC_ATTACH_GPUS_TO_FD", "NvU32") },
-    plain("NV_ESC_QUERY_DEVICE_INTR", "nv_ioctl_query_device_intr|nv_ioctl_query_device_intr_t"),
+    plain("NV_ESC_QUERY_DEVICE_INTR", "nv_ioctl_query_device_intr_t|nv_ioctl_query_device_intr"),
     bare("NV_ESC_SYS_PARAMS", "nv_ioctl_sys_params_t"),
     bare("NV_ESC_NUMA_INFO", "nv_ioctl_numa_info_t"),
     bare("NV_ESC_SET_NUMA_STATUS", "nv_ioctl_set_numa_status_t"),

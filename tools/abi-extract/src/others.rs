@@ -170,7 +170,12 @@ const DRM_STUB: &str = "typedef unsigned int drm_magic_t;\n#include <stdint.h>\n
 
 /// Commands of `nvidia-drm.ko`.
 pub fn drm(tree: &Tree, structs: &mut Structs) -> Result<Commands> {
-    let header = "kernel-open/nvidia-drm/nvidia-drm-ioctl.h";
+    let folder = "kernel-open/nvidia-drm";
+    // The header's name until 580, and since 590.
+    let header = ["nvidia-drm-ioctl.h", "nv_drm_common_ioctl.h"]
+        .into_iter()
+        .find(|header| tree.path(folder).join(header).is_file())
+        .with_context(|| format!("{folder}: no header of ioctls"))?;
     let stub = tree.scratch().join("stub/drm");
     std::fs::create_dir_all(&stub)?;
     std::fs::write(stub.join("drm.h"), DRM_STUB)?;
@@ -184,7 +189,7 @@ pub fn drm(tree: &Tree, structs: &mut Structs) -> Result<Commands> {
         ]
         .map(|dir| tree.path(dir)),
     );
-    let mut probe = Probe::new(dirs, &["nvtypes.h".to_owned(), "nvidia-drm-ioctl.h".to_owned()]);
+    let mut probe = Probe::new(dirs, &["nvtypes.h".to_owned(), header.to_owned()]);
     probe.prelude.insert_str(0, "#define NV_LINUX 1\n");
     let macros = probe.macros(tree.scratch(), "drm-macros")?;
     let mut asked = Vec::new();

@@ -19,13 +19,17 @@ const NEEDED: &[&str] = &[
     "src/common/unix/nvidia-3d/interface",
     "src/nvidia/arch/nvalloc/unix/include",
     "src/nvidia/arch/nvalloc/unix/src",
-    "src/nvidia/generated",
+    GENERATED,
     "src/nvidia/inc/kernel/rmapi",
     "src/nvidia/interface",
     "src/nvidia/src/kernel/rmapi",
     "src/nvidia-modeset/interface",
     "src/nvidia-modeset/src/nvkms.c",
 ];
+
+/// NVIDIA's generated sources: of a tag, the tables alone are unpacked.
+const GENERATED: &str = "src/nvidia/generated";
+const GENERATED_TABLES: &str = "src/nvidia/generated/g_*_nvoc.c";
 
 /// A release's sources on disk, and a place for the compiler's files.
 pub struct Tree {
@@ -60,7 +64,9 @@ impl Tree {
             .arg("--git-dir")
             .arg(repository)
             .args(["archive", "--format=tar", tag, "--"])
-            .args(present)
+            .args(
+                present.iter().map(|path| if *path == GENERATED { GENERATED_TABLES } else { path }),
+            )
             .stdout(Stdio::piped())
             .spawn()
             .context("git did not start")?;
