@@ -246,10 +246,10 @@ pub const NODE_PROC: u16 = 2;
 pub const NODE_MODULE: u16 = 3;
 pub const NODE_PCI: u16 = 4;
 
-/// The worker that a file's handle names.
+/// The worker that a file's handle names. With the bit that no handle has it names none.
 pub fn file_worker(file: u32) -> u16 {
-    // CAST: 15 bits are left.
-    (file >> 16 & 0x7fff) as u16
+    // CAST: 16 bits are left.
+    (file >> 16) as u16
 }
 
 /// The handle of a worker's file.
@@ -281,5 +281,6 @@ mod tests {
         let handle = file_handle(0x7fff, 0xffff);
         assert_eq!(handle, 0x7fff_ffff);
         assert_eq!(file_worker(handle), 0x7fff);
+        assert!(file_worker(handle | 1 << 31) > 0x7fff);
     }
 }

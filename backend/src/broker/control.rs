@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{slot_of, Broker};
 use crate::errno::Errno;
 use crate::transport::events::EventQueue;
-use crate::transport::ring::{Message, Ring};
+use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};
 use crate::worker::serve::read_header;
 use crate::worker::start::Process;
@@ -40,6 +40,7 @@ struct ControlQueue {
     generation: u64,
     ring: Option<Ring>,
     kick: Option<OwnedFd>,
+    parked: Parked,
 }
 
 /// A request that a worker will answer.
@@ -127,7 +128,7 @@ impl Control {
             (device.parts(index), device.memory())
         };
         let (Some(parts), Some(memory)) = (parts, memory) else { return };
-        let ring = match Ring::new(parts.config, memory, Some(parts.call), None) {
+        let mut ring = match Ring::new(parts.config, memory, Some(parts.call), None) {
             Ok(ring) => ring,
             Err(error) => {
                 tracing::error!(%error, queue = index, "the guest's queue cannot be served");
@@ -137,7 +138,9 @@ impl Control {
         self.watch(&parts.kick, index);
         if index == 0 {
             let mut queue = self.queue();
-            queue.generation += 1;
+            if !queue.parked.started(&mut ring) {
+                queue.generation += 1;
+            }
             queue.ring = Some(ring);
             queue.kick = Some(parts.kick);
         } else {
@@ -162,8 +165,11 @@ impl Control {
     pub fn end(&self, broker: &Broker, index: usize) {
         let (position, kick) = if index == 0 {
             let mut queue = self.queue();
-            queue.generation += 1;
-            (queue.ring.take().map(|ring| ring.next_available()), queue.kick.take())
+            let ring = queue.ring.take();
+            if let Some(ring) = &ring {
+                queue.parked.stopped(ring);
+            }
+            (ring.map(|ring| ring.next_available()), queue.kick.take())
         } else {
             let mut events = self.events();
             (events.0.stop(), events.1.take())
@@ -237,7 +243,7 @@ impl Control {
                 Kind::Hello => self.hello(broker, body),
                 Kind::Nodes => chunk(&broker.nodes, body),
                 Kind::Schema => chunk(&broker.schema, body),
-                Kind::Clock => clock(),
+                Kind::Clock => clock(body),
                 Kind::Open => {
                     let caller = header.caller;
                     let process =
@@ -266,6 +272,9 @@ impl Control {
             );
             return Err(Errno::EPROTO);
         }
+        if hello.flags.get() & !wire::HELLO_FRESH != 0 {
+            return Err(Errno::EINVAL);
+        }
         if hello.flags.get() & wire::HELLO_FRESH != 0 {
             broker.workers.end_all();
             if !broker.workers.await_empty(FRESH) {
@@ -284,7 +293,7 @@ impl Control {
             caps: broker.compiled.capabilities.into(),
             driver: padded(&broker.compiled.release),
             profile: padded(&broker.compiled.profile),
-            window_size: broker.window.size().into(),
+            window_size: broker.window_size().into(),
             max_request: wire::MAX_REQUEST.into(),
             max_response: wire::MAX_RESPONSE.into(),
             max_segments: wire::MAX_SEGMENTS.into(),
@@ -295,6 +304,21 @@ impl Control {
             epoch: epoch.into(),
         };
         Ok(answer.as_bytes().to_vec())
+    }
+
+    /// A request for a file of a worker that is gone: ENODEV, but an UNMAP is heard.
+    pub fn answer_for_dead(&self, broker: &Broker, file: u32, pending: Pending) {
+        let body = &pending.message.request[size_of::<wire::ReqHeader>()..];
+        let outcome = match (pending.kind(), wire::UnmapReq::read_from_bytes(body)) {
+            (Some(Kind::Unmap), Ok(unmap)) => {
+                broker.window.release(wire::file_worker(file), unmap.placement.get())
+            }
+            _ => Err(Errno::ENODEV),
+        };
+        match outcome {
+            Ok(()) => self.answer(pending, &[]),
+            Err(errno) => self.fail(pending, errno),
+        }
     }
 
     /// Answers with a body.
@@ -319,12 +343,13 @@ impl Control {
         self.give(pending, header.as_bytes());
     }
 
-    /// Gives a whole reply, unless the queue has been taken back since.
+    /// Gives a whole reply, unless the queue has begun anew since.
     pub fn give(&self, pending: Pending, reply: &[u8]) {
         let mut queue = self.queue();
         if queue.generation == pending.generation {
-            if let Some(ring) = &mut queue.ring {
-                ring.give(pending.message, reply);
+            match &mut queue.ring {
+                Some(ring) => ring.give(pending.message, reply),
+                None => queue.parked.keep(pending.message, reply),
             }
         }
     }
@@ -363,7 +388,10 @@ fn chunk(blob: &[u8], body: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok(rest[..rest.len().min(request.size.get() as usize)].to_vec())
 }
 
-fn clock() -> Result<Vec<u8>, Errno> {
+fn clock(body: &[u8]) -> Result<Vec<u8>, Errno> {
+    if !body.is_empty() {
+        return Err(Errno::EINVAL);
+    }
     let now = |clock| -> Result<u64, Errno> {
         let now = clock_gettime(clock)?;
         let seconds = u64::try_from(now.tv_sec()).unwrap_or(0);

@@ -33,6 +33,11 @@ const NEEDED: [(VhostUserProtocolFeatures, &str, &str); 4] = [
     (VhostUserProtocolFeatures::BACKEND_SEND_FD, "BACKEND_SEND_FD", "memory is placed by descriptor"),
 ];
 
+/// What a window takes: mapping, the barrier, and answers to both.
+const WINDOW: VhostUserProtocolFeatures = VhostUserProtocolFeatures::SHMEM
+    .union(VhostUserProtocolFeatures::SHARED_OBJECT)
+    .union(VhostUserProtocolFeatures::REPLY_ACK);
+
 /// A region of the guest's RAM, and where the frontend has it.
 struct RamRegion {
     region: Region,
@@ -76,6 +81,11 @@ impl Device {
         let vrings = std::iter::repeat_with(Vring::default).take(queues).collect();
         let protocol = VhostUserProtocolFeatures::empty();
         Self { features: 0, protocol, ram: Vec::new(), memory: None, vrings }
+    }
+
+    /// Whether the frontend can map, and tell when it has.
+    pub fn can_map(&self) -> bool {
+        self.protocol.contains(WINDOW)
     }
 
     /// The guest's memory as it is mapped here.
@@ -324,10 +334,7 @@ impl VhostUserBackendReqHandler for Frontend {
                 return Err(Error::FeatureMismatch);
             }
         }
-        let window = VhostUserProtocolFeatures::SHMEM
-            | VhostUserProtocolFeatures::SHARED_OBJECT
-            | VhostUserProtocolFeatures::REPLY_ACK;
-        if !features.contains(window) {
+        if !features.contains(WINDOW) {
             tracing::warn!(
                 "the VMM lacks SHMEM (QEMU 11.1 and newer have it): nothing can be mapped, so only \
                  what needs no mapping works"
@@ -360,12 +367,12 @@ impl VhostUserBackendReqHandler for Frontend {
     }
 
     fn set_backend_req_fd(&self, backend: Backend) {
-        let protocol = self.device().protocol;
-        backend.set_reply_ack_flag(protocol.contains(VhostUserProtocolFeatures::REPLY_ACK));
-        backend.set_shmem_flag(protocol.contains(VhostUserProtocolFeatures::SHMEM));
-        let shared = protocol.contains(VhostUserProtocolFeatures::SHARED_OBJECT);
-        backend.set_shared_object_flag(shared);
-        self.broker.window.connect(backend);
+        if self.device().can_map() {
+            backend.set_reply_ack_flag(true);
+            backend.set_shmem_flag(true);
+            backend.set_shared_object_flag(true);
+            self.broker.window.connect(backend);
+        }
     }
 
     fn get_shmem_config(&self) -> Result<VhostUserShMemConfig> {

@@ -8,6 +8,7 @@
 //! - [`workers`]: which process has which worker and slot
 //! - [`worker`]: one worker, from the broker's side
 //! - [`window`]: what is placed in the guest's memory window
+//! - [`placer`]: the thread that asks the VMM for it
 //! - [`nodes`]: what the guest is told to create
 //! - [`admin`]: what an admin can ask
 
@@ -15,6 +16,7 @@ pub mod admin;
 pub mod control;
 pub mod device;
 pub mod nodes;
+pub mod placer;
 pub mod window;
 pub mod worker;
 pub mod workers;
@@ -34,6 +36,7 @@ use crate::worker::start::HostKind;
 use control::Control;
 use device::{Device, Frontend};
 use nodes::Nodes;
+use placer::Placer;
 use window::Window;
 use workers::Workers;
 
@@ -101,6 +104,8 @@ pub struct Broker {
     pub window: Window,
     /// Queues 0 and 1.
     pub control: Control,
+    /// Who asks the VMM for placements.
+    pub placer: Placer,
     /// Worker processes.
     pub workers: Workers,
     device: device::Shared,
@@ -123,6 +128,7 @@ impl Broker {
             devices: Arc::new(nodes.devices),
             window: Window::new(window_size, limits.placements),
             control: Control::new().context("Setting up the control thread failed")?,
+            placer: Placer::new(),
             workers: Workers::new(limits),
             device: device::Shared::new(Device::new(queues)),
         }))
@@ -131,6 +137,7 @@ impl Broker {
     /// Serves one frontend until it hangs up.
     pub fn serve(self: &Arc<Self>, connection: UnixStream) -> Result<()> {
         control::start(self)?;
+        self.placer.start(self)?;
         let frontend = Arc::new(Frontend::new(Arc::clone(self)));
         let mut handler = BackendReqHandler::from_stream(connection, frontend);
         let outcome = loop {
@@ -157,6 +164,11 @@ impl Broker {
         device::lock(&self.device)
     }
 
+    /// Bytes of the guest's window; 0 if the frontend cannot map.
+    pub fn window_size(&self) -> u64 {
+        if self.device().can_map() { self.window.size() } else { 0 }
+    }
+
     /// What the guest reads at probe.
     pub fn config(&self) -> wire::Config {
         wire::Config {
@@ -164,7 +176,7 @@ impl Broker {
             version: wire::VERSION.into(),
             // CAST: at most MAX_SLOTS.
             slots: (self.limits.slots as u16).into(),
-            window_size: self.window.size().into(),
+            window_size: self.window_size().into(),
             reserved: Default::default(),
         }
     }

@@ -74,7 +74,7 @@ impl Window {
         Self { size, max_placements, frontend: Mutex::default(), ranges: Mutex::default() }
     }
 
-    /// Bytes; 0 if the frontend cannot map.
+    /// Bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -149,7 +149,8 @@ impl Window {
         Ok(())
     }
 
-    /// Takes out all that `worker` had, or all there is; and only then lets go of it.
+    /// Takes out all that `worker` had, or all there is; and only then lets go of it. The
+    /// ranges of a worker stay taken: its guest process may reach them until it unmaps.
     pub fn clear(&self, worker: Option<u16>) {
         let gone: Vec<(u64, u64, bool)> = self
             .ranges()
@@ -169,7 +170,10 @@ impl Window {
         }
         let mut ranges = self.ranges();
         for (at, _, _) in gone {
-            ranges.remove(at);
+            match worker {
+                Some(_) => ranges.hollow(at),
+                None => ranges.remove(at),
+            }
         }
     }
 
@@ -179,6 +183,18 @@ impl Window {
             // After a device reset the VMM has dropped it by itself.
             tracing::debug!(%error, offset = at, length, "the VMM had nothing to unmap");
         }
+    }
+
+    /// UNMAP of a placement whose worker is gone: its range is free again.
+    pub fn release(&self, worker: u16, id: u32) -> Result<(), Errno> {
+        let mut ranges = self.ranges();
+        let found = ranges
+            .by_offset
+            .iter()
+            .find(|(_, range)| (range.worker, range.id) == (worker, id) && range.held.is_none())
+            .map(|(&at, _)| at);
+        ranges.remove(found.ok_or(Errno::ENODEV)?);
+        Ok(())
     }
 
     /// Returns once what was asked before is in effect. The answer is an error, as expected.

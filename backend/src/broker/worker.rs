@@ -16,7 +16,6 @@ use nvguest_abi::compiled::Verdict;
 use zerocopy::IntoBytes;
 
 use super::control::Pending;
-use super::window::Placing;
 use super::Broker;
 use crate::errno::Errno;
 use crate::policy::What;
@@ -157,7 +156,8 @@ impl Worker {
         }
     }
 
-    fn answer(&self, kind: Kind, tag: u64, outcome: Result<(), Errno>, more: [u64; 2]) {
+    /// Answers a question of this worker's.
+    pub(super) fn answer(&self, kind: Kind, tag: u64, outcome: Result<(), Errno>, more: [u64; 2]) {
         let errno = outcome.err().map_or(0, |errno| u64::from(errno.status()));
         let words = [errno, more[0], more[1], 0];
         let _ = self.tell(kind, Outgoing { tag, words, ..Outgoing::default() });
@@ -235,14 +235,8 @@ impl Listener {
                     broker.control.give(pending, &message.payload);
                 }
             }
-            Kind::Place => self.place(message),
-            Kind::Unplace => {
-                let keep = message.words[1] != 0;
-                let id = u32::try_from(message.words[0]).unwrap_or(0);
-                let outcome = broker.window.unplace(worker.number, id, keep);
-                broker.workers.placements_changed(broker);
-                worker.answer(Kind::Unplaced, message.tag, outcome, [0; 2]);
-            }
+            Kind::Place => broker.placer.place(worker, message),
+            Kind::Unplace => broker.placer.unplace(worker, message),
             Kind::Fetch => {
                 let file = message.words[0];
                 match broker.workers.of_file(u32::try_from(file).unwrap_or(0)) {
@@ -283,25 +277,6 @@ impl Listener {
         Ok(())
     }
 
-    fn place(&self, message: Message) {
-        let (broker, worker) = (&self.broker, &self.worker);
-        let [offset, length, writable, _] = message.words;
-        let fds: Result<[OwnedFd; 2], _> = message.fds.try_into();
-        let placed = match fds {
-            Ok([fd, owner]) => {
-                let placing = Placing { fd, owner, offset, length, writable: writable != 0 };
-                broker.window.place(worker.number, placing)
-            }
-            Err(_) => Err(Errno::EINVAL),
-        };
-        broker.workers.placements_changed(broker);
-        let (outcome, more) = match placed {
-            Ok((id, at)) => (Ok(()), [u64::from(id), at]),
-            Err(errno) => (Err(errno), [0; 2]),
-        };
-        worker.answer(Kind::Placed, message.tag, outcome, more);
-    }
-
     /// The order matters: nobody may reach memory that RM has given away, and nobody
     /// may wait for a worker that is gone.
     fn bury(&mut self, files: u64) {
@@ -324,13 +299,13 @@ impl Listener {
                 broker.control.fail(pending, Errno::ENODEV);
             }
         }
-        broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
-        broker.window.clear(Some(worker.number));
-        broker.workers.placements_changed(broker);
+        broker.placer.clear(worker.number);
         if files > 0 {
             tracing::info!(worker = worker.number, files, "a worker ended with files open");
         }
         broker.workers.buried(worker);
+        // Last: what the guest then says of this worker's placements is for the broker.
+        broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
     }
 }
 

@@ -101,7 +101,7 @@ impl Workers {
     pub fn forward(&self, broker: &Broker, file: u32, pending: Pending) {
         match self.of_file(file) {
             Some(worker) => worker.forward(broker, pending),
-            None => broker.control.fail(pending, Errno::ENODEV),
+            None => broker.control.answer_for_dead(broker, file, pending),
         }
     }
 

@@ -68,6 +68,52 @@ pub struct Ring {
     call: Option<OwnedFd>,
     page: Option<Arc<SlotPage>>,
     spare: Vec<Message>,
+    broken: bool,
+}
+
+/// How far a queue has been served, to tell whether it goes on where it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    addresses: [u64; 3],
+    size: u16,
+    next_available: u16,
+    next_used: u16,
+}
+
+/// Replies that were ready while their queue was stopped. A frontend that stops a queue
+/// for a pause starts it where it was, and its guest waits for them; after a reset the
+/// queue begins anew, and nobody does.
+#[derive(Debug, Default)]
+pub struct Parked {
+    position: Option<Position>,
+    replies: Vec<(Message, Vec<u8>)>,
+}
+
+impl Parked {
+    /// The queue is stopped here.
+    pub fn stopped(&mut self, ring: &Ring) {
+        self.position = Some(ring.position());
+    }
+
+    /// Keeps a reply until the queue starts again.
+    pub fn keep(&mut self, message: Message, reply: &[u8]) {
+        if self.position.is_some() {
+            self.replies.push((message, reply.to_vec()));
+        }
+    }
+
+    /// The queue starts: gives what was kept if it goes on where it was. `false` if it
+    /// begins anew, so that nothing taken before may be answered.
+    pub fn started(&mut self, ring: &mut Ring) -> bool {
+        let resumes = self.position.take() == Some(ring.position());
+        let replies = std::mem::take(&mut self.replies);
+        if resumes {
+            replies.into_iter().for_each(|(message, reply)| ring.give(message, &reply));
+        } else {
+            ring.forget_pending();
+        }
+        resumes
+    }
 }
 
 /// Why a queue cannot be served.
@@ -102,7 +148,7 @@ impl Ring {
             .used_idx(&*memory, std::sync::atomic::Ordering::Acquire)
             .map_err(misplaced)?;
         queue.set_next_used(used.0);
-        Ok(Self { queue, memory, call, page, spare: Vec::new() })
+        Ok(Self { queue, memory, call, page, spare: Vec::new(), broken: false })
     }
 
     /// Position in the available ring that is served next.
@@ -110,8 +156,27 @@ impl Ring {
         self.queue.next_avail()
     }
 
-    /// Interrupts the guest through `call` from now on.
+    /// How far it has been served.
+    pub fn position(&self) -> Position {
+        Position {
+            addresses: [self.queue.desc_table(), self.queue.avail_ring(), self.queue.used_ring()],
+            size: self.queue.size(),
+            next_available: self.queue.next_avail(),
+            next_used: self.queue.next_used(),
+        }
+    }
+
+    /// What was taken from this queue before is nobody's any more.
+    fn forget_pending(&self) {
+        if let Some(page) = &self.page {
+            page.pending().into_iter().for_each(|(head, _)| page.forget(head));
+        }
+    }
+
+    /// Interrupts the guest through `call` from now on, and once at once: what was
+    /// rung on the old descriptor just now, nobody may have heard.
     pub fn set_call(&mut self, call: OwnedFd) {
+        let _ = nix::unistd::write(&call, &1u64.to_ne_bytes());
         self.call = Some(call);
     }
 
@@ -123,11 +188,15 @@ impl Ring {
     /// Takes the next request, if there is one. A chain that cannot be read, or is
     /// longer than [`wire::MAX_REQUEST`], is taken too: with an empty request.
     pub fn take(&mut self) -> Option<Message> {
-        let chain = self.queue.pop_descriptor_chain(Arc::clone(&self.memory))?;
+        let Some(chain) = self.queue.pop_descriptor_chain(Arc::clone(&self.memory)) else {
+            self.check_position();
+            return None;
+        };
         let mut message = self.spare.pop().unwrap_or_default();
         message.head = chain.head_index();
         message.request.clear();
         message.reply.clear();
+        let mut sound = true;
         for descriptor in chain {
             let (address, length) = (descriptor.addr(), descriptor.len());
             if descriptor.is_write_only() {
@@ -137,20 +206,33 @@ impl Ring {
             let start = message.request.len();
             let end = start.saturating_add(length as usize);
             // A readable part behind a writable one is against the specification (2.7.4.2).
-            if end > wire::MAX_REQUEST as usize || !message.reply.is_empty() {
-                message.request.clear();
-                break;
+            sound &= end <= wire::MAX_REQUEST as usize && message.reply.is_empty();
+            if sound {
+                message.request.resize(end, 0);
+                let part = &mut message.request[start..];
+                sound = self.memory.read_slice(part, address).is_ok();
             }
-            message.request.resize(end, 0);
-            if self.memory.read_slice(&mut message.request[start..], address).is_err() {
-                message.request.clear();
-                break;
-            }
+        }
+        if !sound {
+            message.request.clear();
         }
         if let Some(page) = &self.page {
             page.taken(&message, self.queue.next_avail());
         }
         Some(message)
+    }
+
+    /// A position further on than the queue is long is no driver's: the queue is given
+    /// up, or whoever serves it would look at it for ever.
+    fn check_position(&mut self) {
+        let ahead = self
+            .queue
+            .avail_idx(&*self.memory, std::sync::atomic::Ordering::Acquire)
+            .map_or(0, |index| index.0.wrapping_sub(self.queue.next_avail()));
+        if ahead > self.queue.size() && !self.broken {
+            tracing::warn!(ahead, "the guest broke its queue, which is served no more");
+            self.broken = true;
+        }
     }
 
     /// Whether the guest has made more requests available.
@@ -201,7 +283,7 @@ impl Ring {
 
     /// Asks the guest to kick for its next request; `true` if there is one already.
     pub fn want_kick(&mut self) -> bool {
-        self.queue.enable_notification(&*self.memory).unwrap_or(false)
+        self.queue.enable_notification(&*self.memory).unwrap_or(false) && !self.broken
     }
 
     /// Spares the guest its kicks while we look at the queue anyway.

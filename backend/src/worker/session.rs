@@ -191,6 +191,11 @@ impl Session {
     /// OPEN: a file of this worker's process.
     pub fn open(&self, caller: &wire::Caller, body: &[u8]) -> Result<wire::OpenResp, Errno> {
         let request = wire::OpenReq::read_from_bytes(body).map_err(|_| Errno::EINVAL)?;
+        // CAST: constants of a few bits.
+        let known = (nix::libc::O_ACCMODE | nix::libc::O_NONBLOCK) as u32;
+        if request.flags.get() & !known != 0 {
+            return Err(Errno::EINVAL);
+        }
         let process = Process { tgid: caller.tgid.get(), start_ns: caller.start_ns.get() };
         if process != self.start.process {
             return Err(Errno::ENODEV);
