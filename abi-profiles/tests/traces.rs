@@ -63,6 +63,12 @@ fn all_that_nvidia_smi_issues_is_allowed_to_a_guest_with_utility_alone() {
 }
 
 #[test]
+fn all_that_nvidia_smi_with_q_issues_is_allowed_to_a_guest_with_utility_alone() {
+    let profile = compiled(Capability::Utility as u32);
+    assert_eq!(refusals(include_str!("fixtures/smi-q.txt"), &profile), [""; 0]);
+}
+
+#[test]
 fn all_that_a_vulkan_program_issues_is_allowed_to_a_graphics_guest() {
     let profile = compiled(Capability::Utility as u32 | Capability::Graphics as u32);
     assert_eq!(refusals(include_str!("fixtures/vk.txt"), &profile), [""; 0]);
