@@ -76,7 +76,7 @@ fn tool_names() -> Result<Vec<String>> {
     let entries = fs::read_dir(&tools).with_context(|| format!("read {}", tools.display()))?;
     let mut names: Vec<String> = entries
         .flatten()
-        .filter(|entry| entry.path().join("Cargo.toml").exists())
+        .filter(|entry| entry.path().join("src/main.rs").exists())
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| !HOST_TOOLS.contains(&name.as_str()))
         .collect();
