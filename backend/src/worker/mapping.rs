@@ -1,8 +1,10 @@
 //! What the driver armed on a file, and where it is placed in the window.
 //!
-//! RM frees memory without touching the page tables of another process, so the
-//! order is kept here: out of the window, barrier, and only then the driver's
-//! unmap or free. A descriptor whose object may be gone is never mapped again.
+//! RM frees a card's memory without touching the page tables of another process, so
+//! the order is kept here: out of the window, barrier, and only then the driver's
+//! unmap or free. System memory is otherwise: its pages live as long as a mapping of
+//! them does (`nvidia_vma_open`), natively too, so its placements stay. A descriptor
+//! whose object may be gone is never mapped again.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
@@ -133,7 +135,11 @@ impl Mappings {
         armed: &mut Armed,
     ) -> Result<(u32, Placement), Errno> {
         let mapping = host.mapping(file.host(), 0, armed.length, !armed.read_only)?;
-        let fds = [mapping.fd.as_raw_fd(), armed.owner.host().fd.as_raw_fd()];
+        let owner = match file.kind {
+            FileKind::Ctl => &mapping.fd,
+            _ => &armed.owner.host().fd,
+        };
+        let fds = [mapping.fd.as_raw_fd(), owner.as_raw_fd()];
         let words = [mapping.offset, mapping.length, u64::from(!armed.read_only), 0];
         let answer =
             self.upstream.ask(Kind::Place, Outgoing { words, fds: &fds, ..Outgoing::default() })?;
@@ -200,9 +206,9 @@ impl Mappings {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Takes out of the window, and disarms, every mapping that `goes` names; returns
-    /// when no guest can reach them any more. Their ranges stay taken until the guest
-    /// has let go of them.
+    /// Disarms every mapping that `goes` names, and takes those of a card's memory out
+    /// of the window; returns when no guest can reach them any more. Their ranges stay
+    /// taken until the guest has let go of them.
     pub fn evict(
         &self,
         files: &[Arc<GuestFile>],
@@ -216,7 +222,8 @@ impl Mappings {
                     _ => None,
                 }
             };
-            if let Some(id) = gone.as_ref().and_then(|armed| armed.placement) {
+            let placement = gone.and_then(|armed| armed.placement);
+            if let Some(id) = placement.filter(|_| file.kind != FileKind::Ctl) {
                 self.hollow(id);
             }
         }

@@ -293,7 +293,7 @@ impl<'a> Named<'a> {
         let kind = u8::try_from(answer.words[1]).ok().and_then(FileKind::from_number);
         let (Some(kind), Some(fd)) = (kind, answer.fds.pop()) else { return Err(Errno::EBADF) };
         if kinds & kind.bit() == 0 {
-            return Err(Errno::EBADF);
+            return Err(Errno::EINVAL);
         }
         let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
         self.foreign.borrow_mut().push(fd);
@@ -308,7 +308,7 @@ impl Files for Named<'_> {
         }
         let file = self.session.file(handle).ok_or(Errno::EBADF)?;
         if kinds & file.kind.bit() == 0 {
-            return Err(Errno::EBADF);
+            return Err(Errno::EINVAL);
         }
         let number = file.host().number();
         self.own.borrow_mut().push(file);
