@@ -1,37 +1,12 @@
-//! Measures the kernel interface of NVIDIA's driver releases from their own open sources.
-//!
-//! - `args`: the command line
-//! - `tree`: a release's sources, from git or a folder
-//! - `ctext`, `probe`, `dwarf`, `relocate`: NVIDIA's text, and what the compiler makes of it
-//! - `controls`, `classes`, `embedded`, `others`: the tables, each asked of the compiler
-//! - `named`, `strays`: what no table says, and what is found to be in no list
-//! - `measure`: all of it, for one release
-//! - `write`, `folder`: profiles as text, and many of them as a folder
-//! - `show`, `history`: for people
-
-mod args;
-mod classes;
-mod controls;
-mod ctext;
-mod dwarf;
-mod embedded;
-mod folder;
-mod history;
-mod measure;
-mod named;
-mod others;
-mod probe;
-mod relocate;
-mod show;
-mod strays;
-mod tree;
-mod write;
+//! Measures the kernel interface of NVIDIA's driver releases from their own open sources: the
+//! command. The library beside it does the work.
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use abi_extract::{args, folder, history, measure, show, tree};
 use anyhow::{bail, Result};
 use clap::Parser;
 use nvguest_abi::profile::Profile;

@@ -1,0 +1,3 @@
+#define NV_ESC_RM_CONTROL 0x2A
+#define NV_ESC_RM_ALLOC 0x2B
+#define NV_ESC_RM_CONFIG_GET 0x32
