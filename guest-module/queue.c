@@ -255,8 +255,12 @@ static void nvg_finish_locked(struct nvg_queue *q, struct nvg_request *req,
 
 static int nvg_add_locked(struct nvg_queue *q, struct nvg_request *req)
 {
+	u32 pieces = max(req->out.npieces, 1U) + max(req->in.npieces, 1U);
 	struct scatterlist *sgs[2];
 
+	/* No chain is longer than the ring, indirect or not. */
+	if (pieces > virtqueue_get_vring_size(q->vq))
+		return -EMSGSIZE;
 	sgs[0] = nvg_buf_sg(&req->out, req->message,
 			    le32_to_cpu(((struct nvg_req *)nvg_message(req))->len));
 	sgs[1] = nvg_buf_sg(&req->in, 0, req->in.size);
