@@ -41,24 +41,48 @@ const FIRMWARE: [&str; 6] = [
     "usr/share/qemu/trace-events-all",
 ];
 
-/// Makes the bundle.
+/// Makes the bundle. What comes from Debian is packed once and kept; what is
+/// ours is packed every time.
 pub fn bundle(assets: &Assets, args: &BundleArgs) -> Result<ExitCode> {
     let out = root().join(&args.out);
-    let stage = assets.root().join("bundle");
-    step("choose what the bundle holds", || gather(assets, &stage, &args.kernel))?;
-    step("compress it", || {
-        fresh(&out)?;
-        let script = "tar -c --owner=0 --group=0 --sort=name -C \"$1\" . | xz -T0 -6e > \"$2\"";
-        let packed = out.join("contents.tar.xz");
-        let mut command = Command::new("bash");
-        command.args(["-o", "pipefail", "-c", script, "bash"]).arg(&stage).arg(&packed);
-        run(&mut command)
+    let kept = assets.root().join("bundle").join(&args.kernel);
+    let system = kept.join("system.tar.xz");
+    fresh(&out)?;
+    if !is_newer(&system, &assets.kernel(&args.kernel).join("release")) {
+        step("compress QEMU and the kernel (about 60 s of processor time, once)", || {
+            let stage = kept.join("stage");
+            fresh(&stage)?;
+            gather_system(assets, &Assets::at(&stage), &args.kernel)?;
+            pack(&stage, &system)
+        })?;
+    }
+    copy(&system, &out.join("system.tar.xz"))?;
+    step("compress the image and the binaries", || {
+        let stage = kept.join("stage");
+        fresh(&stage)?;
+        gather_ours(assets, &Assets::at(&stage), &args.kernel)?;
+        pack(&stage, &out.join("ours.tar.xz"))
     })?;
     copy(&assets.root().join("userland/root/usr/bin/busybox"), &out.join("busybox"))?;
     copy(&assets.binary("nvguest-run"), &out.join("nvguest-run"))?;
     fs::write(out.join("README"), README).context("write the bundle's README")?;
-    fs::remove_dir_all(&stage).context("remove the bundle's stage")?;
     report(&out)
+}
+
+fn is_newer(file: &Path, than: &Path) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|it| it.modified()).ok();
+    time(file).is_some() && time(file) > time(than)
+}
+
+/// Packs a stage and removes it.
+fn pack(stage: &Path, packed: &Path) -> Result<()> {
+    let script = "tar -c --owner=0 --group=0 --sort=name -C \"$1\" . | xz -T0 -3 > \"$2\"";
+    let fresh = packed.with_extension("new");
+    let mut command = Command::new("bash");
+    command.args(["-o", "pipefail", "-c", script, "bash"]).arg(stage).arg(&fresh);
+    run(&mut command)?;
+    fs::rename(&fresh, packed).with_context(|| format!("rename to {}", packed.display()))?;
+    fs::remove_dir_all(stage).with_context(|| format!("remove {}", stage.display()))
 }
 
 const README: &str = "\
@@ -70,7 +94,7 @@ Run as root on an x86-64 Linux machine; nothing is installed, nothing is fetched
   ./nvguest-run guest --run rmprobe --host sim
   ./nvguest-run guest --help
 
-NVIDIA's libraries are taken from this machine. The first run unpacks contents.tar.xz
+NVIDIA's libraries are taken from this machine. The first run unpacks the archives
 into contents/ beside this file; to be rid of it all, remove this folder.
 ";
 
@@ -81,10 +105,9 @@ fn fresh(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))
 }
 
-/// Lays out the same form as `.rig`, with nothing that a guest does not need.
-fn gather(assets: &Assets, stage: &Path, kernel: &str) -> Result<()> {
-    fresh(stage)?;
-    let staged = Assets::at(stage);
+/// QEMU and the kernel, in the form of `.rig`, with nothing that a guest does
+/// not need.
+fn gather_system(assets: &Assets, staged: &Assets, kernel: &str) -> Result<()> {
     let (from, to) = (assets.qemu_root(), staged.qemu_root());
     let mut files: BTreeSet<PathBuf> = FIRMWARE.iter().map(PathBuf::from).collect();
     files.insert("usr/bin/qemu-system-x86_64".into());
@@ -96,13 +119,19 @@ fn gather(assets: &Assets, stage: &Path, kernel: &str) -> Result<()> {
             .with_context(|| format!("find {}", from.join(file).display()))?;
         copy(&source, &to.join(file))?;
     }
-    for name in ["vmlinux", "image", "release"] {
+    for name in ["vmlinux", "release"] {
         copy(&assets.kernel(kernel).join(name), &staged.kernel(kernel).join(name))?;
     }
     if kernel != DEFAULT_KERNEL {
         // The bundle's one kernel is the one that a guest gets unasked.
         symlink(kernel, staged.kernel(DEFAULT_KERNEL)).context("link the default kernel")?;
     }
+    Ok(())
+}
+
+/// The image and our binaries.
+fn gather_ours(assets: &Assets, staged: &Assets, kernel: &str) -> Result<()> {
+    copy(&assets.kernel(kernel).join("image"), &staged.kernel(kernel).join("image"))?;
     let place = assets.root().join("bin");
     for entry in fs::read_dir(&place).context("read the binaries")?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -65,25 +65,33 @@ fn act() -> Result<ExitCode> {
     }
 }
 
+/// The bundle's archives: what comes from Debian, and what is ours.
+const ARCHIVES: [&str; 2] = ["system.tar.xz", "ours.tar.xz"];
+
 /// The bundle's contents, unpacked once. The bundle carries the program that
 /// unpacks them: not every machine has one for this format.
 fn unpacked(here: &Path) -> Result<PathBuf> {
-    let packed = here.join("contents.tar.xz");
     let place = here.join("contents");
     let stamp = place.join("stamp");
-    let meta = fs::metadata(&packed).with_context(|| format!("look at {}", packed.display()))?;
-    let identity = format!("{} {:?}", meta.len(), meta.modified().ok());
+    let identity = |name: &str| {
+        let path = here.join(name);
+        let meta = fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
+        Ok::<_, anyhow::Error>(format!("{name} {} {:?}\n", meta.len(), meta.modified().ok()))
+    };
+    let identity = ARCHIVES.into_iter().map(identity).collect::<Result<String>>()?;
     if fs::read_to_string(&stamp).is_ok_and(|text| text == identity) {
         return Ok(place);
     }
-    eprintln!("» unpack {} (once)", packed.display());
+    eprintln!("» unpack the bundle into {} (once)", place.display());
     if place.exists() {
         fs::remove_dir_all(&place).with_context(|| format!("remove {}", place.display()))?;
     }
     fs::create_dir_all(&place).with_context(|| format!("create {}", place.display()))?;
-    let mut tar = Command::new(here.join("busybox"));
-    tar.args(["tar", "-xJf"]).arg(&packed).arg("-C").arg(&place);
-    capture(&mut tar)?;
+    for name in ARCHIVES {
+        let mut tar = Command::new(here.join("busybox"));
+        tar.args(["tar", "-xJf"]).arg(here.join(name)).arg("-C").arg(&place);
+        capture(&mut tar)?;
+    }
     fs::write(&stamp, identity).with_context(|| format!("write {}", stamp.display()))?;
     Ok(place)
 }
