@@ -108,7 +108,11 @@ impl Store {
             return Err(StoreError::NotMeasured(host.to_string()).into());
         };
         let found = |release: &Release, how| {
-            Ok(Resolved { host: host.clone(), profile: self.load(release)?, how })
+            let mut profile = self.load(release)?;
+            if how == How::SameBranch {
+                crate::later::complete(&mut profile, host);
+            }
+            Ok(Resolved { host: host.clone(), profile, how })
         };
         if self.profile_of(host).is_some() {
             return found(host, How::Measured);

@@ -1,5 +1,5 @@
 //! What NVIDIA's own libraries were seen to issue on an H200 with 580.159.04 (2026, natively,
-//! recorded by an LD_PRELOAD library of this project), held against the profile of 580.142.
+//! recorded by an LD_PRELOAD library of this project), held against the profile that serves it.
 
 use nvguest_abi::compiled::{Compiled, Verdict, ANY_SIZE};
 use nvguest_abi::store::Store;
@@ -7,7 +7,7 @@ use nvguest_abi::{Capability, FileKind};
 
 fn compiled(capabilities: u32) -> Compiled {
     let store = Store::embedded().unwrap();
-    store.load(&"580.142".parse().unwrap()).unwrap().compile(capabilities)
+    store.resolve(&"580.159.04".parse().unwrap(), false).unwrap().compile(capabilities)
 }
 
 fn hex(text: &str) -> u32 {
