@@ -33,13 +33,16 @@ pub fn has_card() -> bool {
 /// Finds the libraries.
 pub fn user_mode(assets: &Assets) -> Result<UserMode> {
     let libraries = listed()?;
-    let Some(first) = libraries.iter().find(|it| named(it).starts_with("libnvidia-ml.so")) else {
+    let mut of_nvml =
+        libraries.iter().filter(|it| named(it).starts_with("libnvidia-ml.so")).peekable();
+    if of_nvml.peek().is_none() {
         bail!(
             "`ldconfig -p` lists no libnvidia-ml.so; install the user-mode libraries of the \
              driver that runs on this host, or use `--host sim`"
         );
-    };
-    let folder = match own_folder(first) {
+    }
+    let own = of_nvml.find_map(|it| own_folder(it)).filter(|it| it.join("bin/nvidia-smi").exists());
+    let folder = match own {
         Some(folder) => folder,
         None => copied(assets, &libraries)?,
     };
@@ -111,7 +114,8 @@ fn copied(assets: &Assets, libraries: &[PathBuf]) -> Result<PathBuf> {
         copy(library, &folder.join("lib").join(named(library)))?;
     }
     let smi = Path::new("/usr/bin/nvidia-smi");
-    if smi.exists() {
+    // Containers may have a script in its place that only works in them.
+    if fs::read(smi).is_ok_and(|bytes| bytes.starts_with(b"\x7fELF")) {
         copy(smi, &folder.join("bin/nvidia-smi"))?;
     }
     fs::write(&stamp, wanted).with_context(|| format!("write {}", stamp.display()))?;
