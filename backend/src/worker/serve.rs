@@ -309,7 +309,10 @@ impl Server {
                 session.mappings.unmap(&file, &request)
             }
             Some(Kind::Arm | Kind::Close) if !body.is_empty() => Err(Errno::EINVAL),
-            Some(Kind::Arm) => session.watcher().arm(&*session.host, &file),
+            Some(Kind::Arm) => {
+                session.watcher().arm(&*session.host, &file);
+                Ok(())
+            }
             Some(Kind::Close) => {
                 session.close(&file);
                 Ok(())

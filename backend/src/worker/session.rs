@@ -218,6 +218,7 @@ impl Session {
             file: Some(host_file),
             order: Mutex::default(),
         };
+        self.watcher.watch(&file);
         files.insert(number, Arc::new(file));
         let first = files.len() == 1;
         drop(files);

@@ -11,7 +11,6 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::session::{lock, GuestFile, Session};
 use super::upstream::Upstream;
-use crate::errno::Errno;
 use crate::host::Host;
 use crate::transport::events::EventQueue;
 use crate::transport::link::{Kind, Outgoing};
@@ -131,12 +130,7 @@ impl Watcher {
 
     /// ARM: tells the guest, once, when `file` is ready. An event with data is there
     /// until it is read and makes no new edge, so the host is asked for those.
-    pub fn arm(&self, host: &dyn Host, file: &GuestFile) -> Result<(), Errno> {
-        if !file.watch.registered.swap(true, Ordering::SeqCst) {
-            let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI | EpollFlags::EPOLLET;
-            let event = EpollEvent::new(interest, file.handle.into());
-            self.epoll.add(file.host().watched(), event)?;
-        }
+    pub fn arm(&self, host: &dyn Host, file: &GuestFile) {
         let mut ready = file.watch.arm();
         if ready.is_none() && host.pending(file.host()) {
             ready = file.watch.edge(READABLE);
@@ -144,7 +138,16 @@ impl Watcher {
         if let Some(mask) = ready {
             self.report(file.handle, mask);
         }
-        Ok(())
+    }
+
+    /// Watches `file` from its first moment on. Adding a file asks it for its readiness
+    /// and drops the answer, so an event that came before would be lost. A node without
+    /// a poll of its own (nvidia-uvm) cannot be added, and is never ready.
+    pub fn watch(&self, file: &GuestFile) {
+        let interest = EpollFlags::EPOLLIN | EpollFlags::EPOLLPRI | EpollFlags::EPOLLET;
+        let event = EpollEvent::new(interest, file.handle.into());
+        let added = self.epoll.add(file.host().watched(), event);
+        file.watch.registered.store(added.is_ok(), Ordering::SeqCst);
     }
 
     /// `file` is being closed. Duplicates would keep it watched, so it is taken out by name.
