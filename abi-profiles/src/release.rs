@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Release {
     text: String,
-    numbers: Vec<u32>,
+    numbers: [u32; 3],
 }
 
 /// A text that is no release.
@@ -33,7 +33,7 @@ impl FromStr for Release {
 
     fn from_str(text: &str) -> Result<Self, NotARelease> {
         let wrong = || NotARelease(text.chars().take(40).collect());
-        let numbers: Vec<u32> = text
+        let parts: Vec<u32> = text
             .split('.')
             .map(|part| {
                 let digits =
@@ -45,9 +45,11 @@ impl FromStr for Release {
                 }
             })
             .collect::<Result<_, _>>()?;
-        if !(2..=3).contains(&numbers.len()) || numbers[0] < 100 {
-            return Err(wrong());
-        }
+        let numbers = match parts[..] {
+            [branch, major] if branch >= 100 => [branch, major, 0],
+            [branch, major, minor] if branch >= 100 => [branch, major, minor],
+            _ => return Err(wrong()),
+        };
         Ok(Self { text: text.to_owned(), numbers })
     }
 }
