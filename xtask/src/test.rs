@@ -1,6 +1,6 @@
 //! Runs every check and every test, guest boots included.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -8,7 +8,7 @@ use clap::Args;
 use nvguest_rig::provision::step;
 use nvguest_rig::Assets;
 
-use crate::prepare::{cargo, run};
+use crate::prepare::{cargo, root, run};
 
 /// What `cargo xtask test` can leave out.
 #[derive(Debug, Args)]
@@ -34,6 +34,9 @@ pub fn test(args: &TestArgs, assets: impl FnOnce() -> Result<Assets>) -> Result<
             run(cargo(&words).args(["-D", "warnings"]))
         })?;
         step("run the tests that need no guest", || run(&mut cargo(&["test", "--workspace"])))?;
+        step("check the guest module's interpreter in user space", || {
+            run(Command::new("make").args(["-C", "guest-module", "check"]).current_dir(root()))
+        })?;
         if !args.no_guests {
             guests(&assets()?, None)?;
         }

@@ -6,9 +6,10 @@ use std::process::Command;
 use anyhow::{bail, Context, Result};
 
 /// A program that the rig calls, and the package that brings it.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("cc", "gcc"),
     ("dpkg-deb", "dpkg"),
+    ("make", "make"),
     ("tar", "tar"),
     ("unshare", "util-linux"),
     ("xz", "xz-utils"),
