@@ -26,8 +26,8 @@ pub struct Backend {
 pub struct Held {
     /// Open descriptors.
     pub fds: usize,
-    /// Resident memory that no other process shares, in KiB.
-    pub private_kib: u64,
+    /// Memory of its own, in KiB: neither of files nor of the guest.
+    pub own_kib: u64,
     /// Resident memory, in KiB.
     pub rss_kib: u64,
 }
@@ -159,12 +159,10 @@ pub fn held(pid: i32) -> Result<Held> {
         let line = rollup.lines().find(|line| line.starts_with(name))?;
         line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
     };
-    let missing = Error::Malformed("smaps_rollup");
-    let private = field("Private_Clean:").zip(field("Private_Dirty:"));
-    let (Some((clean, dirty)), Some(rss_kib)) = (private, field("Rss:")) else {
-        return Err(missing);
+    let (Some(own_kib), Some(rss_kib)) = (field("Anonymous:"), field("Rss:")) else {
+        return Err(Error::Malformed("smaps_rollup"));
     };
-    Ok(Held { fds, private_kib: clean + dirty, rss_kib })
+    Ok(Held { fds, own_kib, rss_kib })
 }
 
 /// Whether a process is there and not dead.

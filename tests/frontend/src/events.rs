@@ -61,6 +61,15 @@ impl EventQueue {
         }
     }
 
+    /// Moves the available position by `count` entries that hold nothing.
+    pub fn leap(&self, count: u16) {
+        let mut positions = lock(&self.positions);
+        let before = positions.0;
+        positions.0 = before.wrapping_add(count);
+        self.ring.announce(before, positions.0);
+        self.ring.ring();
+    }
+
     fn buffer(&self, index: u16) -> usize {
         self.ring.layout.base + self.ring.layout.bytes() + RECORD * usize::from(index)
     }

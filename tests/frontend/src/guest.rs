@@ -225,6 +225,13 @@ impl Guest {
         Process::new(Arc::clone(self), tgid, 1_000_000_007)
     }
 
+    /// Ends the connection, as a VMM that ends does.
+    pub fn hang_up(&self) {
+        use std::os::fd::AsRawFd;
+        let frontend = self.vmm.frontend();
+        let _ = nix::sys::socket::shutdown(frontend.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+    }
+
     /// Chains that came back on any queue without having been asked.
     pub fn strays(&self) -> u64 {
         self.control.iter().map(Queue::strays).sum()
@@ -234,12 +241,7 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.stop.write(1);
-        // The channel of the backend's requests ends with the frontend's socket.
-        use std::os::fd::AsRawFd;
-        let _ = nix::sys::socket::shutdown(
-            self.vmm.frontend().as_raw_fd(),
-            nix::sys::socket::Shutdown::Both,
-        );
+        self.hang_up();
     }
 }
 

@@ -47,6 +47,7 @@ pub struct Queue {
     freed: Condvar,
     available: Mutex<u16>,
     used: Mutex<u16>,
+    leader: Mutex<()>,
     sleepers: AtomicU32,
     park: Mutex<()>,
     unpark: Condvar,
@@ -82,6 +83,7 @@ impl Queue {
             freed: Condvar::new(),
             available: Mutex::default(),
             used: Mutex::default(),
+            leader: Mutex::default(),
             sleepers: AtomicU32::new(0),
             park: Mutex::default(),
             unpark: Condvar::new(),
@@ -187,6 +189,11 @@ impl Queue {
         self.ring.ring();
     }
 
+    /// Makes a head available that is no chain of ours.
+    pub fn publish_head(&self, head: u16) {
+        self.ring.publish(&mut lock(&self.available), head);
+    }
+
     fn slot_at(&self, slot: u16) -> usize {
         self.ring.layout.base + self.ring.layout.bytes() + STRIDE * usize::from(slot)
     }
@@ -287,8 +294,9 @@ impl Queue {
             if left.is_zero() {
                 return Err(silence);
             }
-            if let Ok(position) = self.used.try_lock() {
-                let led = self.lead(slot, position, deadline);
+            if let Ok(leading) = self.leader.try_lock() {
+                let led = self.lead(slot, deadline);
+                drop(leading);
                 self.wake();
                 led?;
                 continue;
@@ -297,7 +305,7 @@ impl Queue {
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             // The leader may have ended, or have answered us, before it saw us here.
-            if self.written(slot).is_none() && self.used.try_lock().is_err() {
+            if self.written(slot).is_none() && self.leader.try_lock().is_err() {
                 drop(self.unpark.wait_timeout(parked, left));
             } else {
                 drop(parked);
@@ -306,21 +314,27 @@ impl Queue {
         }
     }
 
-    /// Waits for interrupts on behalf of all until `slot` is done.
-    fn lead(&self, slot: u16, mut position: MutexGuard<'_, u16>, deadline: Instant) -> Result<()> {
-        while self.written(slot).is_none() {
-            if !self.ring.want_call(*position) {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                self.ring.await_call(left)?;
-            }
-            self.ring.spare_call();
-            if self.reap(&mut position) {
+    /// Waits for interrupts on behalf of all until `slot` is done. Those who still look
+    /// may take what the interrupt was for; it comes all the same.
+    fn lead(&self, slot: u16, deadline: Instant) -> Result<()> {
+        loop {
+            let (reaped, more) = {
+                let mut position = lock(&self.used);
+                let reaped = self.reap(&mut position);
+                (reaped, self.ring.want_call(*position))
+            };
+            if reaped {
                 self.wake();
             }
+            if self.written(slot).is_some() {
+                break;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !more && !self.ring.await_call(left)? {
+                break;
+            }
         }
+        self.ring.spare_call();
         Ok(())
     }
 

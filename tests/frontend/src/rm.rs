@@ -138,6 +138,17 @@ impl Client {
         Ok(client)
     }
 
+    /// The same client, its calls on another queue.
+    pub fn on_slot(&self, slot: u32) -> Self {
+        Self {
+            ctl: File { slot, ..self.ctl.clone() },
+            root: self.root,
+            device: self.device,
+            subdevice: self.subdevice,
+            next: AtomicU32::new(self.next.fetch_add(1 << 16, Ordering::Relaxed)),
+        }
+    }
+
     /// RM_ALLOC; the object's handle.
     pub fn make(&self, parent: u32, class: u32, params: &mut [u8]) -> Result<u32> {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);

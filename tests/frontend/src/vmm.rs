@@ -228,6 +228,12 @@ impl Vmm {
         Ok(())
     }
 
+    /// Sends a memory table with the first region alone.
+    pub fn unplug(&self, memory: &Memory) -> Result<()> {
+        self.frontend.set_mem_table(&[ram(memory)])?;
+        Ok(())
+    }
+
     /// Maps and unmaps that the backend has asked for.
     pub fn asked(&self) -> (u64, u64) {
         self.handler.as_ref().map_or((0, 0), |handler| handler.state().asked)

@@ -1,0 +1,20 @@
+//! The protocol, spoken by a fake frontend over a real socket to the real backend.
+//!
+//! - `messages`: every message and its errors
+//! - `chains`: descriptor chains, whole and broken
+//! - `calls`: what an IOCTL carries, and the files that it names
+//! - `processes`: workers and slots, their life and their death
+//! - `mappings`: the window
+//! - `readiness`: ARM and events
+//! - `vmm`: what the VMM sets up and takes away
+//! - `endurance`: many of anything leave nothing behind
+
+mod calls;
+mod chains;
+mod common;
+mod endurance;
+mod mappings;
+mod messages;
+mod processes;
+mod readiness;
+mod vmm;
