@@ -128,7 +128,7 @@ impl Broker {
             devices: Arc::new(nodes.devices),
             window: Window::new(window_size, limits.placements),
             control: Control::new().context("Setting up the control thread failed")?,
-            placer: Placer::new(),
+            placer: Placer::default(),
             workers: Workers::new(limits),
             device: device::Shared::new(Device::new(queues)),
         }))

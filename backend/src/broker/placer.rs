@@ -26,13 +26,14 @@ pub struct Placer {
     waiting: Mutex<Option<Receiver<Job>>>,
 }
 
-impl Placer {
-    /// Nothing is to be done.
-    pub fn new() -> Self {
+impl Default for Placer {
+    fn default() -> Self {
         let (jobs, waiting) = channel();
         Self { jobs, waiting: Mutex::new(Some(waiting)) }
     }
+}
 
+impl Placer {
     /// Starts the thread.
     pub fn start(&self, broker: &Arc<Broker>) -> Result<()> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();

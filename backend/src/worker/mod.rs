@@ -7,7 +7,7 @@
 //! - [`calls`]: the requests that reach the driver
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed
-//! - [`watch`]: readiness
+//! - [`watch`]: which files are ready
 
 pub mod calls;
 pub mod mapping;
