@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# A guest beside its host, on a machine with a card: nvidia-smi and rmprobe in both,
+# cycles, the map race, and what goes back when something is killed.
+# Usage: OUT=folder tests/h200/guest.sh [bundle folder]
+set -u
+bundle=${1:-.bundle}
+out=${OUT:-out}
+work=$(mktemp -d)
+mkdir -p "$out"
+exec > >(tee "$out/log.txt") 2>&1
+
+section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
+workers() { pgrep -f -- '--worker' | tr '\n' ' '; }
+guest() { "$bundle/nvguest-run" guest --host nvidia --logs "$work/logs" --timeout 280 "$@"; }
+# The first line of a file that matches, waited for at most so many seconds.
+await() {
+  local until=$((SECONDS + $3))
+  until grep -q "$2" "$1" 2>/dev/null; do
+    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
+    sleep 0.1
+  done
+}
+
+section machine
+uname -a
+echo "bundle: $(cat "$bundle/commit" 2>/dev/null || echo unknown)"
+nvidia-smi -L
+probe=$("$bundle/nvguest-run" path rmprobe)
+
+section native
+nvidia-smi > "$out/native-smi.txt"; echo "nvidia-smi: $?"
+nvidia-smi -q > "$work/native-smi-q.txt"; echo "nvidia-smi -q: $?"
+"$probe" > "$out/native-rmprobe.txt" 2>&1; echo "rmprobe: $?"
+
+section guest
+guest --run '
+  echo "--- smi-L"; nvidia-smi -L; echo "exit $?"
+  echo "--- smi"; nvidia-smi; echo "exit $?"
+  echo "--- rmprobe"; rmprobe; echo "exit $?"
+  echo "--- cycles"; rmprobe --cycles 1000; echo "exit $?"
+  echo "--- race"; rmprobe --map-race 2000; echo "exit $?"
+  echo "--- smi-q"; nvidia-smi -q; echo "exit $?"
+  echo "--- dmesg"; dmesg | grep -i nvg
+' > "$out/guest.txt" 2>&1
+echo "guest: exit $?"
+sed -n '/--- smi-L/,/--- rmprobe/p' "$out/guest.txt"
+grep -E '^(FAIL|ok cycles|ok map-race|exit)' "$out/guest.txt"
+echo "verdicts that differ from the host's:"
+diff <(sed 's/:.*//' "$out/native-rmprobe.txt") \
+  <(sed -n '/--- rmprobe/,/^exit/p' "$out/guest.txt" | grep -E '^(ok|FAIL)' | sed 's/:.*//') \
+  && echo none
+echo "lines of nvidia-smi -q that differ:"
+diff "$work/native-smi-q.txt" <(sed -n '/--- smi-q/,/^exit/p' "$out/guest.txt" | sed '1d;$d')
+tail -25 "$work/logs/guest0/backend.log"
+
+section 'a worker is killed'
+echo "card before: $(used)"
+guest --run '
+  rmprobe --hold 12 --size 64 > /tmp/a 2>&1 < /dev/null & A=$!
+  rmprobe --hold 20 --size 32 > /tmp/b 2>&1 < /dev/null & B=$!
+  until grep -q holding /tmp/a && grep -q holding /tmp/b; do sleep 0.1; done
+  echo HELD; cat /tmp/a /tmp/b
+  wait $A; echo "one ended: $?"; wait $B; echo "the other ended: $?"; cat /tmp/a /tmp/b
+  rmprobe --only ids; echo "afterwards: $?"
+  echo "--- a caller is killed in its call"
+  rmprobe --block 900 > /dev/null & sleep 0.4; kill -9 $!; wait; cut -d" " -f1 /proc/uptime
+  rmprobe | grep -c ^ok; dmesg | grep -iE "nvg|bug|oops" | tail -5
+' > "$out/killed-worker.txt" 2>&1 &
+if await "$out/killed-worker.txt" HELD 60; then
+  echo "card while held: $(used); workers: $(workers)"
+  victim=$(pgrep -fo -- '--worker'); kill -9 "$victim"; start=$(date +%s%N)
+  while kill -0 "$victim" 2>/dev/null && [ "$(pgrep -fo -- '--worker')" = "$victim" ]; do :; done
+  echo "killed $victim; gone after $((($(date +%s%N) - start) / 1000)) us"
+  sleep 1; echo "card a second later: $(used); workers: $(workers)"
+fi
+wait; cat "$out/killed-worker.txt"; echo "card after: $(used)"
+
+section 'QEMU is killed'
+guest --run 'rmprobe --hold 60 --size 64 < /dev/null' > "$work/killed-qemu.txt" 2>&1 &
+if await "$work/killed-qemu.txt" holding 60; then
+  echo "card while held: $(used); workers: $(workers)"
+  pkill -9 -f qemu-system; start=$(date +%s%N)
+  while pgrep -f 'vhost-user-nvguest' > /dev/null && [ $(($(date +%s%N) - start)) -lt 10000000000 ]
+  do sleep 0.01; done
+  echo "backend and workers gone after $((($(date +%s%N) - start) / 1000000)) ms: $(pgrep -fc vhost-user-nvguest) left"
+  echo "card: $(used)"
+fi
+wait; tail -5 "$work/killed-qemu.txt"
+cp "$work/native-smi-q.txt" "$out/"
+cp "$work/logs/guest0/backend.log" "$out/backend.log" 2>/dev/null
