@@ -105,11 +105,11 @@ fn when_the_frontend_hangs_up_the_backend_ends_well() {
 #[test]
 fn a_signal_ends_the_backend_promptly() {
     let (Pair { guest, mut backend }, workers) = busy();
-    let start = Instant::now();
+    let before = Instant::now();
     backend.signal(Signal::SIGTERM).unwrap();
     let status = backend.ended(LONG).expect("the backend ends");
     assert_eq!(status.code(), Some(0));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(before.elapsed() < Duration::from_secs(2), "{:?}", before.elapsed());
     leaves_nothing(&backend, &workers);
     drop(guest);
     let mut waiting = start();
