@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use criterion::{criterion_group, criterion_main, Criterion};
+use criterion::Criterion;
 use nvguest_abi::release::Release;
 use nvguest_abi::store::Store;
 use nvguest_abi::{Capability, FileKind};
@@ -45,5 +45,9 @@ fn calls(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, start, calls);
-criterion_main!(benches);
+/// What criterion runs.
+mod group {
+    #![allow(missing_docs)]
+    criterion::criterion_group!(benches, super::start, super::calls);
+}
+criterion::criterion_main!(group::benches);

@@ -30,13 +30,13 @@ pub struct Policy {
 struct Refusal {
     why: String,
     #[serde(default)]
-    controls: Vec<String>,
+    controls: Vec<Pattern>,
     #[serde(default)]
-    classes: Vec<String>,
+    classes: Vec<Pattern>,
     #[serde(default)]
-    escapes: Vec<String>,
+    escapes: Vec<Pattern>,
     #[serde(default)]
-    uvm: Vec<String>,
+    uvm: Vec<Pattern>,
     #[serde(default)]
     functions: Vec<Function>,
 }
@@ -54,11 +54,11 @@ struct Need {
     why: String,
     any: Vec<CapabilityName>,
     #[serde(default)]
-    controls: Vec<String>,
+    controls: Vec<Pattern>,
     #[serde(default)]
-    classes: Vec<String>,
+    classes: Vec<Pattern>,
     #[serde(default)]
-    uvm: Vec<String>,
+    uvm: Vec<Pattern>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -106,7 +106,7 @@ impl CapabilityName {
 #[error("the policy overlay is not understood: {0}")]
 pub struct OverlayError(#[from] toml::de::Error);
 
-type Names<T> = fn(&T) -> &[String];
+type Names<T> = fn(&T) -> &[Pattern];
 
 impl Policy {
     /// The overlay that this program was built with.
@@ -195,7 +195,7 @@ impl Policy {
         capabilities: u32,
         (refused, needed): (Names<Refusal>, Names<Need>),
     ) -> Ruling {
-        let matches = |patterns: &[String]| patterns.iter().any(|pattern| glob(pattern, name));
+        let matches = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         if let Some(refusal) = self.refuse.iter().find(|refusal| matches(refused(refusal))) {
             return (Verdict::Overlay, refusal.why.clone());
         }
@@ -209,7 +209,7 @@ impl Policy {
     }
 
     /// Every pattern, with what it is matched against; for the test that each names something.
-    pub fn patterns(&self) -> Vec<(&'static str, &str)> {
+    pub fn patterns(&self) -> Vec<(&'static str, &Pattern)> {
         let refuse = self.refuse.iter().flat_map(|r| {
             [
                 ("controls", &r.controls),
@@ -223,7 +223,7 @@ impl Policy {
             .iter()
             .flat_map(|n| [("controls", &n.controls), ("classes", &n.classes), ("uvm", &n.uvm)]);
         let lists = refuse.chain(need);
-        lists.flat_map(|(kind, list)| list.iter().map(move |p| (kind, p.as_str()))).collect()
+        lists.flat_map(|(kind, list)| list.iter().map(move |p| (kind, p))).collect()
     }
 }
 
@@ -244,16 +244,41 @@ fn need(any: &[CapabilityName], capabilities: u32, why: &str) -> Ruling {
     (verdict, format!("{why}: capability {}", words.join(" or ")))
 }
 
-/// Whether `name` is what `pattern` says; `*` stands for any letters.
-pub fn glob(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = name.strip_prefix(first) else { return false };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else { return rest.is_empty() };
-    for part in parts {
-        let Some(at) = rest.find(part) else { return false };
-        rest = &rest[at + part.len()..];
+/// A name in which `*` stands for any letters, taken apart once.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "String")]
+pub struct Pattern {
+    text: String,
+    first: String,
+    middle: Vec<String>,
+    /// What follows the last star; `None` without a star.
+    last: Option<String>,
+}
+
+impl From<String> for Pattern {
+    fn from(text: String) -> Self {
+        let mut parts = text.split('*').map(str::to_owned);
+        let first = parts.next().unwrap_or_default();
+        let mut middle: Vec<String> = parts.collect();
+        let last = middle.pop();
+        Self { text, first, middle, last }
     }
-    rest.len() >= last.len() && rest.ends_with(last)
+}
+
+impl Pattern {
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether `name` is what the pattern says.
+    pub fn matches(&self, name: &str) -> bool {
+        let Some(mut rest) = name.strip_prefix(self.first.as_str()) else { return false };
+        let Some(last) = &self.last else { return rest.is_empty() };
+        for part in &self.middle {
+            let Some(at) = rest.find(part.as_str()) else { return false };
+            rest = &rest[at + part.len()..];
+        }
+        rest.ends_with(last.as_str())
+    }
 }

@@ -41,7 +41,7 @@ pub enum ResolveError {
     },
     /// A branch that was never measured.
     #[error(
-        "driver {host} is of branch {}, which was not measured (profiles: {first} to {last}){known}; \
+        "driver {host} is of branch {}, which was not measured (profiles: {measured}){known}; \
          measure it with `abi-extract --from <its open sources> --out <folder>` and name the folder \
          with --profiles, or pass --allow-unmeasured (for diagnosis only: compute is off)",
         host.branch()
@@ -49,10 +49,8 @@ pub enum ResolveError {
     UnmeasuredBranch {
         /// The host's release.
         host: Release,
-        /// The oldest measured.
-        first: Release,
-        /// The newest measured.
-        last: Release,
+        /// The oldest and the newest measured.
+        measured: String,
         /// What is publicly known of it, as the end of a clause.
         known: String,
     },
@@ -137,8 +135,7 @@ impl Store {
             },
             None => ResolveError::UnmeasuredBranch {
                 host: host.clone(),
-                first: (*first).clone(),
-                last: (*last).clone(),
+                measured: format!("{first} to {last}"),
                 known: crate::later::known(host),
             },
         })

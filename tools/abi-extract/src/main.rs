@@ -10,6 +10,7 @@ use abi_extract::{args, folder, history, measure, show, tree};
 use anyhow::{bail, Result};
 use clap::Parser;
 use nvguest_abi::profile::Profile;
+use nvguest_abi::release::Release;
 use nvguest_abi::store::Store;
 
 fn main() -> ExitCode {
@@ -27,11 +28,11 @@ fn run(cli: args::Cli) -> Result<()> {
         None => run_measure(&cli.measure),
         Some(args::Command::Diff { old, new, profiles }) => {
             let store = store(profiles.as_deref())?;
-            print!("{}", show::difference(&store.load(&old)?, &store.load(&new)?));
+            print!("{}", show::difference(&load(&store, &old)?, &load(&store, &new)?));
             Ok(())
         }
         Some(args::Command::Show { release, what, profiles }) => {
-            let profile = store(profiles.as_deref())?.load(&release)?;
+            let profile = load(&store(profiles.as_deref())?, &release)?;
             print!("{}", show::profile(&profile, what.as_deref())?);
             Ok(())
         }
@@ -47,6 +48,11 @@ fn store(folder: Option<&Path>) -> Result<Store> {
         Some(folder) => Store::from_dir(folder)?,
         None => Store::embedded()?,
     })
+}
+
+/// A release's profile under its own name, also where the file is an equal release's.
+fn load(store: &Store, release: &Release) -> Result<Profile> {
+    Ok(Profile { release: release.to_string(), ..store.load(release)? })
 }
 
 fn run_measure(args: &args::Measure) -> Result<()> {

@@ -232,7 +232,7 @@ fn a_folder_holds_a_root_the_differences_and_an_index_and_reads_back() {
 fn one_more_release_is_added_to_a_folder() {
     let place = tempfile::tempdir().unwrap();
     let root = measured();
-    folder::write(place.path(), &folder::build(&[root.clone()]).unwrap()).unwrap();
+    folder::write(place.path(), &folder::build(std::slice::from_ref(&root)).unwrap()).unwrap();
     let equal = Profile { release: "600.15".to_owned(), ..root.clone() };
     assert!(folder::add(place.path(), &equal).unwrap().contains("equal to 600.10"));
     let (_, newer) =
