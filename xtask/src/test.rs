@@ -49,7 +49,7 @@ pub fn test(args: &TestArgs, assets: impl FnOnce() -> Result<Assets>) -> Result<
 /// runs anywhere and says why it leaves them out.
 fn guests(assets: &Assets, text: Option<&str>) -> Result<()> {
     step("run the tests that boot guests", || {
-        let mut command = cargo(&["test", "--package", "nvguest-rig", "--tests", "--"]);
+        let mut command = cargo(&["test", "--package", "nvguest-rig", "--test", "*", "--"]);
         command.args(["--ignored", "--test-threads", "1", "--nocapture"]).args(text);
         run(command.env(nvguest_rig::assets::ENV, assets.root()))
     })
