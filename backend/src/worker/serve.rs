@@ -24,6 +24,8 @@ use crate::wire::{self, Kind};
 
 /// A call that takes longer is not served by the thread that leads.
 const QUICK: Duration = Duration::from_micros(200);
+/// Commands that are remembered for it.
+const MAX_SLOW: usize = 256;
 
 /// A request, and where its reply goes.
 pub struct Work {
@@ -54,8 +56,8 @@ pub struct Server {
     lead: Mutex<()>,
     queue: Mutex<Queue>,
     submitted: Mutex<VecDeque<Work>>,
-    /// Ioctls that took long once.
-    slow: Mutex<HashSet<u64>>,
+    /// Commands of RM_CONTROL that took long once.
+    slow: Mutex<HashSet<u32>>,
     wake: EventFd,
     poll: Duration,
 }
@@ -149,18 +151,12 @@ impl Server {
                 lead = Some(leading);
                 continue;
             };
-            let ioctl = ioctl_of(&work);
-            if more || !self.is_quick(&work, ioctl) {
+            if more || !self.is_quick(&work) {
                 drop(leading);
-                self.serve(work, file.as_deref(), bench);
             } else {
-                let start = Instant::now();
-                self.serve(work, file.as_deref(), bench);
-                if start.elapsed() > QUICK {
-                    ioctl.map(|ioctl| lock(&self.slow).insert(ioctl));
-                }
                 lead = Some(leading);
             }
+            self.serve(work, file.as_deref(), bench);
             while let Some(work) = file.as_ref().and_then(|file| file.next()) {
                 // The backlog of a file is served without the lead: others go on meanwhile.
                 lead = None;
@@ -256,13 +252,12 @@ impl Server {
     /// lock that RM's other calls of this process would wait for just so, and one that
     /// was slow before is not tried again; opening a card, mapping, allocating and
     /// waiting may take long.
-    fn is_quick(&self, work: &Work, ioctl: Option<u64>) -> bool {
-        const NV_ESC_RM_CONTROL: u64 = 0x2a;
+    fn is_quick(&self, work: &Work) -> bool {
         match Kind::from_number(work.header.kind.get()) {
             Some(Kind::Arm) => true,
-            Some(Kind::Ioctl) => ioctl.is_some_and(|ioctl| {
-                ioctl >> 32 == NV_ESC_RM_CONTROL && !lock(&self.slow).contains(&ioctl)
-            }),
+            Some(Kind::Ioctl) => {
+                control_of(work).is_some_and(|command| !lock(&self.slow).contains(&command))
+            }
             _ => false,
         }
     }
@@ -270,7 +265,17 @@ impl Server {
     fn serve(&self, work: Work, file: Option<&GuestFile>, bench: &mut Bench) {
         bench.reply.clear();
         bench.reply.resize(size_of::<wire::RespHeader>(), 0);
+        let control = control_of(&work);
+        let start = Instant::now();
         let outcome = self.dispatch(&work, file, bench);
+        if let Some(command) = control.filter(|_| start.elapsed() > QUICK) {
+            let mut slow = lock(&self.slow);
+            // A guest can make up commands; what is forgotten is learnt again.
+            if slow.len() >= MAX_SLOW {
+                slow.clear();
+            }
+            slow.insert(command);
+        }
         self.reply(work, bench, outcome);
     }
 
@@ -386,16 +391,22 @@ fn fits<T>(room: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What an IOCTL asks: the ioctl's number, and for RM_CONTROL the command.
-fn ioctl_of(work: &Work) -> Option<u64> {
-    const ARGUMENT: usize = size_of::<wire::IoctlReq>();
+/// The command of an RM_CONTROL.
+fn control_of(work: &Work) -> Option<u32> {
+    const NV_ESC_RM_CONTROL: u32 = 0x2a;
+    /// `NVOS54_PARAMETERS.cmd` (`nvos.h`).
     const COMMAND: usize = 8;
+    if work.is_not_ioctl() {
+        return None;
+    }
     let body = work.message.request.get(size_of::<wire::ReqHeader>()..)?;
-    let (call, _) = wire::IoctlReq::read_from_prefix(body).ok()?;
-    let nr = u64::from(call.cmd.get() & 0xff);
+    let (call, rest) = wire::IoctlReq::read_from_prefix(body).ok()?;
+    if call.cmd.get() & 0xff != NV_ESC_RM_CONTROL {
+        return None;
+    }
     let lengths = wire::padded(4 * usize::from(call.nsegs.get()));
     let fds = size_of::<wire::FdRecord>() * usize::from(call.nfds.get());
-    let at = ARGUMENT + lengths + wire::padded(fds) + COMMAND;
-    let command = body.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-    Some(nr << 32 | u64::from(command.map_or(0, u32::from_le_bytes)))
+    let at = lengths + fds + COMMAND;
+    let command = rest.get(at..at + 4)?.try_into().ok()?;
+    Some(u32::from_le_bytes(command))
 }
