@@ -1,6 +1,7 @@
 //! Measures the kernel interface of NVIDIA's driver releases from their own open sources: the
 //! command. The library beside it does the work.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -28,17 +29,14 @@ fn run(cli: args::Cli) -> Result<()> {
         None => run_measure(&cli.measure),
         Some(args::Command::Diff { old, new, profiles }) => {
             let store = store(profiles.as_deref())?;
-            print!("{}", show::difference(&load(&store, &old)?, &load(&store, &new)?));
-            Ok(())
+            print(&show::difference(&load(&store, &old)?, &load(&store, &new)?))
         }
         Some(args::Command::Show { release, what, profiles }) => {
             let profile = load(&store(profiles.as_deref())?, &release)?;
-            print!("{}", show::profile(&profile, what.as_deref())?);
-            Ok(())
+            print(&show::profile(&profile, what.as_deref())?)
         }
         Some(args::Command::History { profiles }) => {
-            print!("{}", history::document(&store(profiles.as_deref())?)?);
-            Ok(())
+            print(&history::document(&store(profiles.as_deref())?)?)
         }
     }
 }
@@ -48,6 +46,14 @@ fn store(folder: Option<&Path>) -> Result<Store> {
         Some(folder) => Store::from_dir(folder)?,
         None => Store::embedded()?,
     })
+}
+
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads may have had enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// A release's profile under its own name, also where the file is an equal release's.

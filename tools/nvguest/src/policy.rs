@@ -1,5 +1,6 @@
 //! `nvguest policy …`
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{bail, Result};
@@ -56,14 +57,16 @@ pub fn run(command: &Command) -> Result<()> {
     if found.is_empty() {
         bail!("release {release} has nothing called {what}; try part of NVIDIA's name, or a number like 0x20800102");
     }
-    if *json {
-        println!("{}", serde_json::to_string_pretty(&found)?);
+    let text = if *json {
+        serde_json::to_string_pretty(&found)? + "\n"
     } else {
-        for explanation in &found {
-            print(explanation);
-        }
+        found.iter().map(spell).collect()
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Who reads may have had enough.
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// The host's release, or the newest measured on a machine without the driver.
@@ -79,16 +82,13 @@ fn host(store: &Store) -> Result<Release> {
     Ok((*newest).clone())
 }
 
-fn print(e: &Explanation) {
+fn spell(e: &Explanation) -> String {
     let name = if e.name.is_empty() { "(no name in any source)" } else { &e.name };
-    println!("{} {:#010x} {name}", e.kind, e.number);
-    match e.size {
-        Some(size) => println!("  parameters  {size} bytes"),
-        None => println!("  parameters  of any size"),
-    }
-    println!("  RM's mark   {}", e.access);
-    println!("  verdict     {}", e.verdict);
+    let size = e.size.map_or("of any size".to_owned(), |size| format!("{size} bytes"));
     let opened = if e.opened_by.is_empty() { "nothing".to_owned() } else { e.opened_by.join(", ") };
-    println!("  opened by   {opened}");
-    println!("  why         {}", e.why);
+    format!(
+        "{} {:#010x} {name}\n  parameters  {size}\n  RM's mark   {}\n  verdict     {}\n  \
+         opened by   {opened}\n  why         {}\n",
+        e.kind, e.number, e.access, e.verdict, e.why
+    )
 }
