@@ -149,7 +149,7 @@ fn verdicts_say_which_of_the_reasons_it_is() {
     assert!(compiled.control(0x2080_abcd).is_none());
     let class = |class| Verdict::from_number(compiled.class(class).unwrap().verdict);
     assert_eq!(class(0x3f), Verdict::Allow);
-    assert_eq!(class(0x71), Verdict::Capability);
+    assert_eq!(class(0x71), Verdict::Overlay);
     for refused in [0x78, 0x7e, 0x81, 0x82, 0x83, 0x92, 0x9010, 0xf1, 0xf9, 0xfd] {
         assert_ne!(class(refused), Verdict::Allow, "{refused:#x}");
     }
