@@ -2,6 +2,7 @@
 //!
 //! `cargo bench -p vhost-user-nvguest --bench marshal`
 
+#![allow(missing_docs, reason = "criterion's macros make an undocumented function")]
 use criterion::{criterion_group, criterion_main, Criterion};
 use nvguest_abi::compiled::{Compiled, ControlEntry, EscapeEntry, Verdict};
 use nvguest_abi::rules::{ioctl_flags, rule_flags, Case, Ioctl, Rule, OP_BUFFER};

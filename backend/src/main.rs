@@ -121,8 +121,7 @@ fn settings(args: &Args) -> Result<Settings> {
     };
     let facts = facts.allowed(capabilities);
     let folder = args.profiles.as_deref();
-    let compiled =
-        profile::resolve(&facts.release, capabilities, folder, args.allow_unmeasured)?;
+    let compiled = profile::resolve(&facts.release, capabilities, folder, args.allow_unmeasured)?;
     tracing::info!(release = compiled.release, profile = compiled.profile, "resolved");
     Ok(Settings {
         compiled: Arc::new(compiled),

@@ -30,7 +30,11 @@ const NEEDED: [(VhostUserProtocolFeatures, &str, &str); 4] = [
     (VhostUserProtocolFeatures::CONFIG, "CONFIG", "the guest finds the device by it"),
     (VhostUserProtocolFeatures::MQ, "MQ", "there are at least two queues"),
     (VhostUserProtocolFeatures::BACKEND_REQ, "BACKEND_REQ", "the window is asked for through it"),
-    (VhostUserProtocolFeatures::BACKEND_SEND_FD, "BACKEND_SEND_FD", "memory is placed by descriptor"),
+    (
+        VhostUserProtocolFeatures::BACKEND_SEND_FD,
+        "BACKEND_SEND_FD",
+        "memory is placed by descriptor",
+    ),
 ];
 
 /// What a window takes: mapping, the barrier, and answers to both.
@@ -240,7 +244,8 @@ impl VhostUserBackendReqHandler for Frontend {
     fn set_vring_num(&self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).ok().filter(|&size| size.is_power_of_two());
         let size = size.filter(|&size| size <= MAX_QUEUE_SIZE);
-        self.device().vring(index)?.config.size = size.ok_or(Error::InvalidOperation("the queue's size is no power of two up to 1024"))?;
+        self.device().vring(index)?.config.size =
+            size.ok_or(Error::InvalidOperation("the queue's size is no power of two up to 1024"))?;
         Ok(())
     }
 
@@ -266,7 +271,8 @@ impl VhostUserBackendReqHandler for Frontend {
     }
 
     fn set_vring_base(&self, index: u32, base: u32) -> Result<()> {
-        let base = u16::try_from(base).map_err(|_| Error::InvalidOperation("a queue position has 16 bits"))?;
+        let base = u16::try_from(base)
+            .map_err(|_| Error::InvalidOperation("a queue position has 16 bits"))?;
         self.device().vring(index)?.config.next_available = base;
         Ok(())
     }

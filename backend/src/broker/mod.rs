@@ -166,7 +166,11 @@ impl Broker {
 
     /// Bytes of the guest's window; 0 if the frontend cannot map.
     pub fn window_size(&self) -> u64 {
-        if self.device().can_map() { self.window.size() } else { 0 }
+        if self.device().can_map() {
+            self.window.size()
+        } else {
+            0
+        }
     }
 
     /// What the guest reads at probe.

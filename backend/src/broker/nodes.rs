@@ -29,8 +29,7 @@ impl Nodes {
                 ..NodeHeader::default()
             };
             nodes.push(header, &device.name, device.major_name.as_bytes());
-            let node =
-                Node { path: device.path.clone(), kind: device.kind, minor: device.minor };
+            let node = Node { path: device.path.clone(), kind: device.kind, minor: device.minor };
             nodes.devices.push(Some(node));
         }
         for (name, mode, content) in &facts.proc_files {

@@ -114,7 +114,8 @@ impl Window {
             *ranges.files.entry(file).or_default() += 1;
             (id, at)
         };
-        let flags = if writable { VhostUserMMapFlags::WRITABLE } else { VhostUserMMapFlags::empty() };
+        let flags =
+            if writable { VhostUserMMapFlags::WRITABLE } else { VhostUserMMapFlags::empty() };
         let request = request(at, length, offset, flags);
         let mapped = frontend.shmem_map(&request, &placed_fd);
         self.barrier(&frontend);

@@ -77,8 +77,7 @@ impl Worker {
             ended: AtomicBool::new(false),
         });
         worker.introduce(broker)?;
-        let listener =
-            Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker), child };
+        let listener = Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker), child };
         let receiver = Receiver::new(ours);
         std::thread::Builder::new()
             .name(format!("worker-{number}"))
@@ -252,8 +251,7 @@ impl Listener {
                 };
                 message.fds.truncate(1);
                 let fds: Vec<_> = message.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                let out =
-                    Outgoing { tag, words: message.words, fds: &fds, ..Outgoing::default() };
+                let out = Outgoing { tag, words: message.words, fds: &fds, ..Outgoing::default() };
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {

@@ -170,9 +170,10 @@ impl Workers {
         if table.by_process.get(&worker.process) == Some(&worker.number) {
             table.by_process.remove(&worker.process);
         }
-        let owned = table.slots.iter().position(
-            |slot| matches!(slot, Slot::Owned(owner) if owner.number == worker.number),
-        );
+        let owned = table
+            .slots
+            .iter()
+            .position(|slot| matches!(slot, Slot::Owned(owner) if owner.number == worker.number));
         if let Some(slot) = owned {
             note_positions(broker, slot, &worker.page);
             bury_queue(broker, slot, Some(&worker.page));

@@ -17,8 +17,8 @@ use nvguest_abi::{status, FileKind};
 use crate::errno::Errno;
 
 /// Bytes of an opaque control's parameters at most. The largest that NVIDIA's libraries were
-/// seen to send is 11,680 (nvidia-smi, driver 580.159.04).
-pub const MAX_OPAQUE: u32 = 64 << 10;
+/// seen to send is 67,396 (0x2080a0a4 of nvidia-smi -q, driver 580.159.04).
+pub const MAX_OPAQUE: u32 = 128 << 10;
 
 /// What a verdict is about: the name of a call in tallies and logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,9 +12,9 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::page::SlotPage;
 use crate::errno::Errno;
 use crate::wire;
-use super::page::SlotPage;
 
 /// The guest's memory as its RAM regions are mapped here.
 pub type Memory = GuestMemoryMmap<()>;
@@ -23,8 +23,19 @@ pub type Memory = GuestMemoryMmap<()>;
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Where a queue lies and how far it has been served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
 #[repr(C, packed)]
 pub struct RingConfig {
     /// Guest-physical address of the descriptor table.
@@ -144,9 +155,8 @@ impl Ring {
         if !queue.is_valid(&*memory) {
             return Err(RingError::Misplaced(config));
         }
-        let used = queue
-            .used_idx(&*memory, std::sync::atomic::Ordering::Acquire)
-            .map_err(misplaced)?;
+        let used =
+            queue.used_idx(&*memory, std::sync::atomic::Ordering::Acquire).map_err(misplaced)?;
         queue.set_next_used(used.0);
         Ok(Self { queue, memory, call, page, spare: Vec::new(), broken: false })
     }

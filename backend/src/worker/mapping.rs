@@ -209,11 +209,7 @@ impl Mappings {
     /// Disarms every mapping that `goes` names, and takes those of a card's memory out
     /// of the window; returns when no guest can reach them any more. Their ranges stay
     /// taken until the guest has let go of them.
-    pub fn evict(
-        &self,
-        files: &[Arc<GuestFile>],
-        goes: impl Fn(&GuestFile, &Armed) -> bool,
-    ) {
+    pub fn evict(&self, files: &[Arc<GuestFile>], goes: impl Fn(&GuestFile, &Armed) -> bool) {
         for file in files {
             let gone = {
                 let mut armed = lock(&file.armed);

@@ -123,8 +123,9 @@ fn node(line: &str) -> Option<Option<Node>> {
 }
 
 /// A range of guest memory and where it lies in its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C, packed)]
 pub struct Region {
     /// Guest-physical address.

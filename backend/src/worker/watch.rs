@@ -122,7 +122,8 @@ impl Watcher {
         }
         drop(queue);
         let words = [wire::EVENT_READY.into(), handle.into(), mask.into(), 0];
-        if let Err(error) = self.upstream.tell(Kind::Event, Outgoing { words, ..Outgoing::default() })
+        if let Err(error) =
+            self.upstream.tell(Kind::Event, Outgoing { words, ..Outgoing::default() })
         {
             tracing::debug!(%error, "an event did not reach the broker");
         }
