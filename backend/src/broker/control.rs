@@ -307,15 +307,8 @@ impl Control {
     }
 
     /// A request for a file of a worker that is gone: ENODEV, but an UNMAP is heard.
-    pub fn answer_for_dead(&self, broker: &Broker, file: u32, pending: Pending) {
-        let body = &pending.message.request[size_of::<wire::ReqHeader>()..];
-        let outcome = match (pending.kind(), wire::UnmapReq::read_from_bytes(body)) {
-            (Some(Kind::Unmap), Ok(unmap)) => {
-                broker.window.release(wire::file_worker(file), unmap.placement.get())
-            }
-            _ => Err(Errno::ENODEV),
-        };
-        match outcome {
+    pub fn answer_for_dead(&self, broker: &Broker, pending: Pending) {
+        match broker.window.unmapped(pending.request()) {
             Ok(()) => self.answer(pending, &[]),
             Err(errno) => self.fail(pending, errno),
         }

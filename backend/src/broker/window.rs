@@ -12,9 +12,10 @@ use nix::sys::stat::{fstat, SFlag};
 use uuid::Uuid;
 use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags, VhostUserSharedMsg};
 use vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
+use zerocopy::FromBytes;
 
 use crate::errno::Errno;
-use crate::wire::SHM_WINDOW;
+use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
 
 const PAGE: u64 = 4096;
 /// From this length on a range is aligned to it, so that a guest can use large pages.
@@ -186,14 +187,18 @@ impl Window {
         }
     }
 
-    /// UNMAP of a placement whose worker is gone: its range is free again.
-    pub fn release(&self, worker: u16, id: u32) -> Result<(), Errno> {
+    /// A request for a file of a worker that is gone. If it is an UNMAP, its range is
+    /// free again; anything else gets ENODEV.
+    pub fn unmapped(&self, request: &[u8]) -> Result<(), Errno> {
+        let (header, body) = ReqHeader::read_from_prefix(request).map_err(|_| Errno::ENODEV)?;
+        if Kind::from_number(header.kind.get()) != Some(Kind::Unmap) {
+            return Err(Errno::ENODEV);
+        }
+        let unmap = UnmapReq::read_from_bytes(body).map_err(|_| Errno::ENODEV)?;
+        let (worker, id) = (file_worker(header.file.get()), unmap.placement.get());
         let mut ranges = self.ranges();
-        let found = ranges
-            .by_offset
-            .iter()
-            .find(|(_, range)| (range.worker, range.id) == (worker, id) && range.held.is_none())
-            .map(|(&at, _)| at);
+        let dead = |range: &Range| (range.worker, range.id) == (worker, id) && range.held.is_none();
+        let found = ranges.by_offset.iter().find(|(_, range)| dead(range)).map(|(&at, _)| at);
         ranges.remove(found.ok_or(Errno::ENODEV)?);
         Ok(())
     }

@@ -287,17 +287,22 @@ impl Listener {
         for (_, (asker, tag)) in lock(&worker.fetching).drain() {
             asker.answer(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
         }
-        broker.workers.left(broker, worker);
+        let mut unheard = broker.workers.left(broker, worker);
         let pending: Vec<Pending> = lock(&worker.pending).drain().map(|(_, p)| p).collect();
         for pending in pending {
             // An open that came while an idle worker was being ended starts another.
             if files == 0 && pending.kind() == Some(wire::Kind::Open) {
                 broker.workers.open(broker, worker.process, pending);
             } else {
+                unheard.push(pending.request().to_vec());
                 broker.control.fail(pending, Errno::ENODEV);
             }
         }
         broker.placer.clear(worker.number);
+        // The guest does not say UNMAP twice.
+        for request in unheard {
+            let _ = broker.window.unmapped(&request);
+        }
         if files > 0 {
             tracing::info!(worker = worker.number, files, "a worker ended with files open");
         }

@@ -101,7 +101,7 @@ impl Workers {
     pub fn forward(&self, broker: &Broker, file: u32, pending: Pending) {
         match self.of_file(file) {
             Some(worker) => worker.forward(broker, pending),
-            None => broker.control.answer_for_dead(broker, file, pending),
+            None => broker.control.answer_for_dead(broker, pending),
         }
     }
 
@@ -150,7 +150,10 @@ impl Workers {
         let table = self.table();
         if let Some(Slot::Free(Some(parts))) = table.slots.get(slot) {
             let _ = nix::unistd::read(&parts.kick, &mut [0; 8]);
-            bury_queue(broker, slot, None);
+            for request in bury_queue(broker, slot, None) {
+                // Whatever else it was has been answered.
+                let _ = broker.window.unmapped(&request);
+            }
         }
     }
 
@@ -164,8 +167,9 @@ impl Workers {
         }
     }
 
-    /// A worker's process is gone: its slot is answered for, and is free again.
-    pub fn left(&self, broker: &Broker, worker: &Arc<Worker>) {
+    /// A worker's process is gone: its slot is answered for, and is free again. Returns
+    /// the requests that waited there.
+    pub fn left(&self, broker: &Broker, worker: &Arc<Worker>) -> Vec<Vec<u8>> {
         let mut table = self.table();
         if table.by_process.get(&worker.process) == Some(&worker.number) {
             table.by_process.remove(&worker.process);
@@ -174,15 +178,17 @@ impl Workers {
             .slots
             .iter()
             .position(|slot| matches!(slot, Slot::Owned(owner) if owner.number == worker.number));
-        if let Some(slot) = owned {
+        let waited = owned.map_or_else(Vec::new, |slot| {
             note_positions(broker, slot, &worker.page);
-            bury_queue(broker, slot, Some(&worker.page));
+            let waited = bury_queue(broker, slot, Some(&worker.page));
             table.free_slot(broker, slot);
-        }
+            waited
+        });
         for kind in Request::ALL {
             *table.past.entry(kind as u32).or_default() += worker.page.counted(kind);
         }
         *table.past.entry(0).or_default() += worker.page.events_counted();
+        waited
     }
 
     /// All that a worker held has gone back.
@@ -289,19 +295,23 @@ fn note_positions(broker: &Broker, slot: usize, page: &SlotPage) {
     device.set_position(events, page.events_next_available());
 }
 
-/// Answers ENODEV to all that a slot's queue holds.
-fn bury_queue(broker: &Broker, slot: usize, page: Option<&Arc<SlotPage>>) {
+/// Answers ENODEV to all that a slot's queue holds; returns what waited in it.
+fn bury_queue(broker: &Broker, slot: usize, page: Option<&Arc<SlotPage>>) -> Vec<Vec<u8>> {
     let (control, _) = queues_of(slot);
     let (parts, memory) = {
         let device = broker.device();
         (device.parts(control), device.memory())
     };
-    let (Some(parts), Some(memory)) = (parts, memory) else { return };
+    let (Some(parts), Some(memory)) = (parts, memory) else { return Vec::new() };
     match Ring::new(parts.config, memory, Some(parts.call), page.cloned()) {
         Ok(mut ring) => {
-            ring.bury();
+            let waited = ring.bury();
             broker.device().set_position(control, ring.next_available());
+            waited
         }
-        Err(error) => tracing::error!(%error, slot, "a slot's queue cannot be answered for"),
+        Err(error) => {
+            tracing::error!(%error, slot, "a slot's queue cannot be answered for");
+            Vec::new()
+        }
     }
 }

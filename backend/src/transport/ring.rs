@@ -302,25 +302,37 @@ impl Ring {
     }
 
     /// Answers ENODEV to everything that was taken and never answered, and to
-    /// everything that waits: the server of this queue is dead.
+    /// everything that waits: the server of this queue is dead. Returns the requests
+    /// that waited.
     ///
     /// What its page says is checked like a guest's word: a worker may have lied.
-    pub fn bury(&mut self) {
+    pub fn bury(&mut self) -> Vec<Vec<u8>> {
         let reply = gone();
+        let mut answered = Vec::new();
         if let Some(page) = self.page.clone() {
             // A worker that died between publishing a reply and noting it has given it.
             if page.next_used() != self.queue.next_used() {
                 self.last_given().into_iter().for_each(|head| page.forget(head));
             }
             for (head, reply_at) in page.pending() {
+                answered.push(head);
                 let reply_at = reply_at.into_iter().collect();
                 self.give(Message { head, reply: reply_at, ..Message::default() }, &reply);
             }
         }
+        let mut waited = Vec::new();
         while let Some(message) = self.take() {
+            // A worker that died between noting a request and its position took it before.
+            if answered.contains(&message.head) {
+                self.page.iter().for_each(|page| page.forget(message.head));
+                answered.clear();
+                continue;
+            }
+            waited.push(message.request.clone());
             self.give(message, &reply);
         }
         self.want_kick();
+        waited
     }
 
     /// Head of the chain that was returned last.

@@ -8,7 +8,7 @@ use super::card::Rig;
 use super::guest::{u32_at, Block, Gathered, GUEST};
 use super::profile::{profile, ADMIN, EMPTY, EXPORT_TO_FD, FLAT, GET_ENGINES, OPAQUE};
 use crate::errno::Errno;
-use crate::policy::What;
+use crate::policy::{What, MAX_OPAQUE};
 
 /// A call without buffers, as a guest would send it that has no rule for it.
 fn bare(cmd: u32, argument: &[u8]) -> Gathered {
@@ -29,7 +29,7 @@ fn a_control_is_refused_by_status_with_everything_else_as_it_was() {
         (0x2080_9999, 24, Verdict::Unknown, 0x56),
         (ADMIN, 8, Verdict::Privileged, 0x1b),
         (FLAT, 127, Verdict::Size, 0x1f),
-        (OPAQUE, 65537, Verdict::Size, 0x1f),
+        (OPAQUE, MAX_OPAQUE as usize + 1, Verdict::Size, 0x1f),
         (EMPTY, 4, Verdict::Size, 0x1f),
     ] {
         let params = rig.guest.put(&vec![7; size]);
