@@ -1,0 +1,59 @@
+//! The few offsets that the worker reads by itself, against every measured release.
+
+use nvguest_abi::store::Store;
+
+/// What `worker/calls.rs` reads: escape, field as NVIDIA names it, offset, bytes.
+const READ: [(&str, &str, u32, u32); 30] = [
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
+    ("NV_ESC_RM_FREE", "hRoot", 0, 4),
+    ("NV_ESC_RM_FREE", "hObjectOld", 8, 4),
+    ("NV_ESC_RM_ALLOC", "hRoot", 0, 4),
+    ("NV_ESC_RM_ALLOC", "hObjectParent", 4, 4),
+    ("NV_ESC_RM_ALLOC", "hObjectNew", 8, 4),
+    ("NV_ESC_RM_ALLOC", "hClass", 0xc, 4),
+    ("NV_ESC_RM_DUP_OBJECT", "hClient", 0, 4),
+    ("NV_ESC_RM_DUP_OBJECT", "hParent", 4, 4),
+    ("NV_ESC_RM_DUP_OBJECT", "hObject", 8, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "hRoot", 0, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "hObjectParent", 4, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "function", 8, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.hMemory", 0x2c, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.Free.hMemory", 0x2c, 4),
+    ("NV_ESC_RM_MAP_MEMORY", "params.hClient", 0, 4),
+    ("NV_ESC_RM_MAP_MEMORY", "params.hMemory", 8, 4),
+    ("NV_ESC_RM_MAP_MEMORY", "params.offset", 0x10, 8),
+    ("NV_ESC_RM_MAP_MEMORY", "params.length", 0x18, 8),
+    ("NV_ESC_RM_MAP_MEMORY", "params.pLinearAddress", 0x20, 8),
+    ("NV_ESC_RM_MAP_MEMORY", "params.flags", 0x2c, 4),
+    ("NV_ESC_RM_UNMAP_MEMORY", "hClient", 0, 4),
+    ("NV_ESC_RM_UNMAP_MEMORY", "hMemory", 8, 4),
+    ("NV_ESC_RM_UNMAP_MEMORY", "pLinearAddress", 0x10, 8),
+    ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "hMemory", 8, 4),
+    ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "pOldCpuAddress", 0x10, 8),
+    ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "pNewCpuAddress", 0x18, 8),
+    ("NV_ESC_SYS_PARAMS", "memblock_size", 0, 8),
+];
+
+#[test]
+fn every_offset_that_the_worker_reads_is_the_same_in_every_measured_release() {
+    let store = Store::embedded().unwrap();
+    let mut wrong = Vec::new();
+    for release in store.profiles() {
+        let profile = store.load(release).unwrap();
+        for (escape, field, offset, bytes) in READ {
+            // A second struct of one number is listed as NAME/STRUCT.
+            let variants = profile
+                .escapes
+                .iter()
+                .filter(|(name, _)| name.split('/').next() == Some(escape))
+                .map(|(_, entry)| &profile.structs[&entry.layout]);
+            let found: Vec<_> = variants.map(|layout| layout.field(field)).collect();
+            if found.is_empty() || found.iter().any(|found| *found != Some((offset, bytes))) {
+                wrong.push(format!("{release}: {escape} {field}: {found:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
