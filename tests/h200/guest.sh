@@ -67,6 +67,7 @@ guest --run '
   rmprobe --block 900 > /dev/null & sleep 0.4; kill -9 $!; wait; cut -d" " -f1 /proc/uptime
   rmprobe | grep -c ^ok; dmesg | grep -iE "nvg|bug|oops" | tail -5
 ' > "$out/killed-worker.txt" 2>&1 &
+guest=$!
 if await "$out/killed-worker.txt" HELD 60; then
   echo "card while held: $(used); workers: $(workers)"
   victim=$(pgrep -fo -- '--worker'); kill -9 "$victim"; start=$(date +%s%N)
@@ -74,10 +75,11 @@ if await "$out/killed-worker.txt" HELD 60; then
   echo "killed $victim; gone after $((($(date +%s%N) - start) / 1000)) us"
   sleep 1; echo "card a second later: $(used); workers: $(workers)"
 fi
-wait; cat "$out/killed-worker.txt"; echo "card after: $(used)"
+wait $guest; cat "$out/killed-worker.txt"; echo "card after: $(used)"
 
 section 'QEMU is killed'
 guest --run 'rmprobe --hold 60 --size 64 < /dev/null' > "$work/killed-qemu.txt" 2>&1 &
+guest=$!
 if await "$work/killed-qemu.txt" holding 60; then
   echo "card while held: $(used); workers: $(workers)"
   pkill -9 -f qemu-system; start=$(date +%s%N)
@@ -86,6 +88,12 @@ if await "$work/killed-qemu.txt" holding 60; then
   echo "backend and workers gone after $((($(date +%s%N) - start) / 1000000)) ms: $(pgrep -fc vhost-user-nvguest) left"
   echo "card: $(used)"
 fi
-wait; tail -5 "$work/killed-qemu.txt"
+wait $guest; tail -5 "$work/killed-qemu.txt"
+
+section 'round trip, simulated card, no VM'
+if [ -x "$bundle/round_trip" ]; then
+  NVGUEST_BACKEND=$("$bundle/nvguest-run" path vhost-user-nvguest) timeout 100 \
+    "$bundle/round_trip" --bench 2>&1 | tee "$out/round-trip.txt" | head -40
+fi
 cp "$work/native-smi-q.txt" "$out/"
 cp "$work/logs/guest0/backend.log" "$out/backend.log" 2>/dev/null
