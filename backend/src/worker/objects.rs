@@ -4,6 +4,7 @@
 //! (`serverFreeResourceTree` of the resource server). We keep the tree for one
 //! purpose: a placement must leave the window before its memory goes.
 
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 
 /// Deeper than any chain of parents that RM makes.
@@ -13,6 +14,8 @@ const MAX_DEPTH: usize = 32;
 #[derive(Debug, Default)]
 pub struct Objects {
     parents: HashMap<(u32, u32), u32>,
+    /// How many objects each has below it: most that are freed have none.
+    children: HashMap<(u32, u32), u32>,
     owners: HashMap<u32, u32>,
 }
 
@@ -24,7 +27,19 @@ impl Objects {
 
     /// `object` was made below `parent`.
     pub fn made(&mut self, client: u32, object: u32, parent: u32) {
+        self.forget(client, object);
         self.parents.insert((client, object), parent);
+        *self.children.entry((client, parent)).or_default() += 1;
+    }
+
+    fn forget(&mut self, client: u32, object: u32) {
+        let Some(parent) = self.parents.remove(&(client, object)) else { return };
+        if let Entry::Occupied(mut count) = self.children.entry((client, parent)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 
     /// The file that `client` was made on.
@@ -44,7 +59,11 @@ impl Objects {
         if freed == client {
             self.owners.remove(&client);
             self.parents.retain(|&(owner, _), _| owner != client);
+            self.children.retain(|&(owner, _), _| owner != client);
             return;
+        }
+        if !self.children.contains_key(&(client, freed)) {
+            return self.forget(client, freed);
         }
         let gone: Vec<u32> = self
             .parents
@@ -53,7 +72,7 @@ impl Objects {
             .map(|&(_, object)| object)
             .collect();
         for object in gone {
-            self.parents.remove(&(client, object));
+            self.forget(client, object);
         }
     }
 
@@ -104,8 +123,11 @@ mod tests {
         let mut objects = tree();
         objects.freed(1, 20);
         assert_eq!(objects.count(), (1, 2));
+        objects.freed(1, 40);
+        assert_eq!(objects.count(), (1, 1));
         objects.closed(0x1_0001);
         assert_eq!(objects.count(), (0, 0));
+        assert!(objects.children.is_empty());
     }
 
     #[test]
