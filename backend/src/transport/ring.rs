@@ -19,6 +19,9 @@ use crate::wire;
 /// The guest's memory as its RAM regions are mapped here.
 pub type Memory = GuestMemoryMmap<()>;
 
+/// Bytes that [`Ring::bury`] returns of a request: all of a CLOSE or an UNMAP.
+pub const SHORT: usize = size_of::<wire::ReqHeader>() + size_of::<wire::UnmapReq>();
+
 /// Largest queue that we serve.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
@@ -302,33 +305,34 @@ impl Ring {
     }
 
     /// Answers ENODEV to everything that was taken and never answered, and to
-    /// everything that waits: the server of this queue is dead. Returns the requests
-    /// that waited.
+    /// everything that waits: the server of this queue is dead. Returns the beginnings
+    /// of the requests that waited, [`SHORT`] bytes of each.
     ///
     /// What its page says is checked like a guest's word: a worker may have lied.
     pub fn bury(&mut self) -> Vec<Vec<u8>> {
-        let reply = gone();
-        let mut answered = Vec::new();
-        if let Some(page) = self.page.clone() {
+        let taken = self.page.clone().map_or_else(Vec::new, |page| {
             // A worker that died between publishing a reply and noting it has given it.
             if page.next_used() != self.queue.next_used() {
                 self.last_given().into_iter().for_each(|head| page.forget(head));
             }
-            for (head, reply_at) in page.pending() {
-                answered.push(head);
-                let reply_at = reply_at.into_iter().collect();
-                self.give(Message { head, reply: reply_at, ..Message::default() }, &reply);
-            }
+            page.pending()
+        });
+        // All that waits is taken before the first answer: a head that is answered comes
+        // back at once with another request. What is in both lists was taken by a worker
+        // that died before it noted its position.
+        let size = usize::from(self.queue.size());
+        let mut waiting: Vec<Message> = std::iter::from_fn(|| self.take()).take(size).collect();
+        waiting.retain(|message| taken.iter().all(|(head, _)| *head != message.head));
+        let reply = gone();
+        for (head, reply_at) in taken {
+            let reply_at = reply_at.into_iter().collect();
+            self.give(Message { head, reply: reply_at, ..Message::default() }, &reply);
         }
         let mut waited = Vec::new();
-        while let Some(message) = self.take() {
-            // A worker that died between noting a request and its position took it before.
-            if answered.contains(&message.head) {
-                self.page.iter().for_each(|page| page.forget(message.head));
-                answered.clear();
-                continue;
-            }
-            waited.push(message.request.clone());
+        // A guest that keeps asking a dead worker is not listened to for ever.
+        for _ in 0..4 * size {
+            let Some(message) = waiting.pop().or_else(|| self.take()) else { break };
+            waited.push(message.request.iter().copied().take(SHORT).collect());
             self.give(message, &reply);
         }
         self.want_kick();
