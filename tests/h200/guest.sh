@@ -90,10 +90,29 @@ if await "$work/killed-qemu.txt" holding 60; then
 fi
 wait $guest; tail -5 "$work/killed-qemu.txt"
 
-section 'round trip, simulated card, no VM'
+section 'Vulkan: is a device found?'
+if [ -d "$bundle/vk" ]; then
+  vk='VK_DRIVER_FILES=/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json'
+  env "$vk" LD_LIBRARY_PATH="$bundle/vk:/usr/local/nvidia/lib64" \
+    "$bundle/vk/vulkaninfo" --summary > "$work/native-vk.txt" 2>&1; echo "natively: $?"
+  guest --share "$(realpath "$bundle/vk"):/mnt/vk" --backend-arg=--log-level --backend-arg=info --run "
+    export $vk LD_LIBRARY_PATH=/mnt/vk:\$LD_LIBRARY_PATH
+    time timeout 100 /mnt/vk/vulkaninfo --summary; echo exit \$?
+  " > "$out/vulkan.txt" 2>&1
+  tail -30 "$out/vulkan.txt"
+  diff "$work/native-vk.txt" "$out/vulkan.txt" | head -40
+  tail -12 "$work/logs/guest0/backend.log"
+fi
+
+section 'benchmarks without a VM'
 if [ -x "$bundle/round_trip" ]; then
   NVGUEST_BACKEND=$("$bundle/nvguest-run" path vhost-user-nvguest) timeout 100 \
-    "$bundle/round_trip" --bench 2>&1 | tee "$out/round-trip.txt" | head -40
+    "$bundle/round_trip" --bench > "$out/round-trip.txt" 2>&1
+  head -40 "$out/round-trip.txt"
+fi
+if [ -x "$bundle/marshal" ]; then
+  timeout 60 "$bundle/marshal" --bench > "$work/marshal.txt" 2>&1
+  grep -A1 -E '^[a-z].*time:|time:' "$work/marshal.txt" | tee -a "$out/round-trip.txt"
 fi
 cp "$work/native-smi-q.txt" "$out/"
 cp "$work/logs/guest0/backend.log" "$out/backend.log" 2>/dev/null
