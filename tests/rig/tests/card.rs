@@ -35,6 +35,30 @@ fn rmprobe_passes_on_linux_7() {
     the_card_works_on("7");
 }
 
+/// NVML looks for it there; the guest has that bus too, and keeps it.
+#[test]
+#[ignore = "boots guests: run `cargo xtask test`"]
+fn the_card_is_at_the_host_s_own_pci_address() {
+    let rig = boot("6.12", 1);
+    let shell = |line: &str| {
+        let output = rig.guest(0).shell(line).unwrap();
+        assert!(output.success(), "{output}\n{}", rig.logs());
+        output.stdout_text()
+    };
+    let devices = || shell("cd /sys/bus/pci/devices && echo *");
+    let card = "0000:00:06.0";
+    assert_eq!(shell(&format!("cat /sys/bus/pci/devices/{card}/vendor")), "0x10de\n");
+    let with_card = devices();
+    shell("echo 1 > /sys/bus/pci/rescan");
+    assert_eq!(devices(), with_card);
+    shell(&format!("test ! -e /sys/bus/pci/devices/{card}/driver"));
+
+    shell("rmmod virtio_nvguest");
+    assert_eq!(devices(), with_card.replace(&format!("{card} "), ""));
+    shell("insmod /usr/lib/nvguest/virtio_nvguest.ko");
+    assert_eq!(devices(), with_card);
+}
+
 #[test]
 #[ignore = "boots guests: run `cargo xtask test`"]
 fn two_guests_use_a_card_at_the_same_time() {
