@@ -14,7 +14,7 @@ use crate::memory::Memory;
 use crate::queue::{Manner, Queue};
 use crate::ring::Layout;
 use crate::vmm::{Options, Vmm};
-use crate::window::Window;
+use crate::window::{Place, Window};
 use crate::wire::{self, Kind};
 use crate::{Error, Process, Result};
 
@@ -76,6 +76,16 @@ impl Guest {
         mailbox: Arc<Mailbox>,
         sink: Sink,
     ) -> Result<Arc<Self>> {
+        Self::start_in(stream, options, (mailbox, sink), None)
+    }
+
+    /// The same with something else that takes the placements.
+    pub fn start_in(
+        stream: UnixStream,
+        options: Options,
+        (mailbox, sink): (Arc<Mailbox>, Sink),
+        place: Option<Arc<dyn Place>>,
+    ) -> Result<Arc<Self>> {
         let mut vmm = Vmm::connect(stream, &options)?;
         let pairs = 1 + options.slots;
         let queue = Queue::bytes(options.queue_size);
@@ -90,7 +100,7 @@ impl Guest {
             size => Some(Arc::new(Window::reserve(size, options.hole)?)),
         };
         if let Some(window) = &window {
-            let place = Arc::clone(window);
+            let place = place.unwrap_or_else(|| window.clone());
             vmm.serve(Arc::clone(&memory), place, &options)?;
         }
         vmm.start(&memory, &options)?;
@@ -178,7 +188,7 @@ impl Guest {
     }
 
     /// NODES or SCHEMA, whole.
-    fn download(&self, kind: Kind, length: u32) -> Result<Vec<u8>> {
+    pub fn download(&self, kind: Kind, length: u32) -> Result<Vec<u8>> {
         let mut blob = Vec::new();
         while blob.len() < length as usize {
             // CAST: below `length`.

@@ -112,7 +112,7 @@ impl Memory {
         Some(offset)
     }
 
-    /// Gives a range back.
+    /// Gives a range back, or out for the first time.
     pub fn give(&self, offset: usize, length: usize) {
         let length = length.next_multiple_of(4096);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);

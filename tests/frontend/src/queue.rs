@@ -73,16 +73,28 @@ impl Queue {
 
     /// A queue whose rings and slots begin at `layout.base`.
     pub fn new(memory: Arc<Memory>, layout: Layout, manner: Manner) -> Result<Self> {
+        let ring = Ring::new(memory, layout, manner.event_idx)?;
+        Ok(Self::on(ring, manner, (0, 0)))
+    }
+
+    /// The driver's side of a queue that another process set up and nobody uses now;
+    /// `None` while the device still has a request of whoever used it before.
+    pub fn attach(ring: Ring, manner: Manner) -> Option<Self> {
+        let positions = ring.at_rest()?;
+        Some(Self::on(ring, manner, positions))
+    }
+
+    fn on(ring: Ring, manner: Manner, positions: (u16, u16)) -> Self {
         // CAST: queues have at most 1024 entries.
-        let count = layout.size / CHAIN as u16;
+        let count = ring.layout.size / CHAIN as u16;
         let queue = Self {
-            ring: Ring::new(memory, layout, manner.event_idx)?,
+            ring,
             manner,
             slots: std::iter::repeat_with(AtomicU32::default).take(count.into()).collect(),
             free: Mutex::new((0..count).rev().collect()),
             freed: Condvar::new(),
-            available: Mutex::default(),
-            used: Mutex::default(),
+            available: Mutex::new(positions.0),
+            used: Mutex::new(positions.1),
             leader: Mutex::default(),
             sleepers: AtomicU32::new(0),
             park: Mutex::default(),
@@ -90,7 +102,7 @@ impl Queue {
             strays: AtomicU64::new(0),
         };
         queue.ring.spare_call();
-        Ok(queue)
+        queue
     }
 
     /// The rings and the eventfds.

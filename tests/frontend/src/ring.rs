@@ -72,6 +72,15 @@ impl Descriptor {
     }
 }
 
+/// A doorbell and an interrupt.
+#[derive(Debug)]
+pub struct Bells {
+    /// Rung for the device.
+    pub kick: EventFd,
+    /// Rung by the device.
+    pub call: EventFd,
+}
+
 /// A queue, its doorbell and its interrupt. Whoever calls keeps the two positions,
 /// each behind a lock of its own.
 #[derive(Debug)]
@@ -92,6 +101,19 @@ impl Ring {
     pub fn new(memory: Arc<Memory>, layout: Layout, event_idx: bool) -> Result<Self> {
         let eventfd = || EventFd::new(nix::libc::EFD_NONBLOCK | nix::libc::EFD_CLOEXEC);
         Ok(Self { layout, memory, kick: eventfd()?, call: eventfd()?, event_idx })
+    }
+
+    /// A queue that another process set up, by copies of its eventfds.
+    pub fn attach(memory: Arc<Memory>, layout: Layout, event_idx: bool, bells: Bells) -> Self {
+        Self { layout, memory, kick: bells.kick, call: bells.call, event_idx }
+    }
+
+    /// How far the driver has come, if the device has returned everything: the next
+    /// position of the available ring and of the used one.
+    pub fn at_rest(&self) -> Option<(u16, u16)> {
+        let available = self.memory.u16(self.layout.available() + 2).load(Ordering::Acquire);
+        let used = self.memory.u16(self.layout.used() + 2).load(Ordering::Acquire);
+        (available == used).then_some((available, used))
     }
 
     /// The guest-physical address of an offset.

@@ -1,0 +1,86 @@
+//! Programs as guests without a VM, on the simulated card.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Once;
+
+/// Programs at once: more than there are slots, so that some are served through the broker.
+const MANY: usize = 24;
+
+fn built(name: &str) -> PathBuf {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "nvguest-loopback", "-p", "rmprobe"]);
+        cargo.args(["-p", "vhost-user-nvguest", "--example", "passes", "--bins", "--lib"]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo").success(), "building what the tests run");
+    });
+    folder().join(name)
+}
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_nvguest-loopback")).parent().expect("a folder")
+}
+
+fn loopback(options: &[&str], program: &[&str]) -> Output {
+    let mut command = Command::new(built("nvguest-loopback"));
+    command.args(["--host=sim", "--backend-arg=--log-level=error"]);
+    command.args(options).arg("--").args(program);
+    command.output().expect("the loop-back guest")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn must_succeed(output: &Output) -> String {
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}:\n{out}\n{err}", output.status);
+    assert!(!out.contains("FAIL"), "{out}");
+    assert_eq!(err, "");
+    out
+}
+
+fn path(name: &str) -> String {
+    built(name).to_string_lossy().into_owned()
+}
+
+#[test]
+fn every_check_of_rmprobe_passes_in_a_guest_without_a_vm() {
+    let out = must_succeed(&loopback(&[], &[&path("rmprobe")]));
+    assert!(out.lines().filter(|line| line.starts_with("ok ")).count() >= 53, "{out}");
+}
+
+#[test]
+fn descriptors_mean_the_same_after_fork_exec_a_message_and_a_duplicate() {
+    must_succeed(&loopback(&[], &[&path("examples/passes")]));
+}
+
+#[test]
+fn many_processes_at_once_each_find_their_own_memory() {
+    let probe = path("rmprobe");
+    let script = format!(
+        "for i in $(seq {MANY}); do {probe} --only video-memory --only map-part --only event-wakes \
+         --only close & all=\"$all $!\"; done; for one in $all; do wait $one || exit 1; done"
+    );
+    let out = must_succeed(&loopback(&[], &["sh", "-c", &script]));
+    assert_eq!(out.lines().filter(|line| line.starts_with("ok ")).count(), 4 * MANY, "{out}");
+}
+
+#[test]
+fn what_a_killed_program_held_is_closed_and_its_slot_serves_the_next() {
+    let probe = path("rmprobe");
+    let script = format!(
+        "for i in 1 2 3 4 5 6; do {probe} --hold 60 --size 8 < /dev/null > /dev/null & sleep 0.4; \
+         kill -9 $!; wait $! 2> /dev/null; done; sleep 0.2; {probe}"
+    );
+    must_succeed(&loopback(&[], &["bash", "-c", &script]));
+}
+
+#[test]
+fn maps_are_never_seen_before_they_are_there() {
+    must_succeed(&loopback(&[], &[&path("rmprobe"), "--map-race", "500", "--cycles", "50"]));
+}
