@@ -1,8 +1,85 @@
-//! What our own path costs.
-use crate::{Options, Result};
-pub fn run(_options: &Options) -> Result<()> {
+//! What our own path costs: the same calls natively, and as a guest without a VM in several
+//! manners of waiting, with floors from the same run.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::{Manner, Options, Result, Session};
+
+/// A manner of waiting: its name, how long a caller looks, how long a worker looks, and whether
+/// pointers are copied from as a kernel does.
+const MANNERS: [(&str, u32, u32, bool); 4] = [
+    ("default", 30, 20, true),
+    ("busy-polling", 1000, 1000, true),
+    ("sleeping", 0, 0, true),
+    ("default, checked pointers", 30, 20, false),
+];
+
+/// One figure.
+struct Figure {
+    how: String,
+    line: Value,
+}
+
+/// Measures everything and prints a table.
+pub fn run(options: &Options) -> Result<()> {
+    let measure = crate::beside("loopback-measure")?.into_os_string();
+    let effort = OsString::from(options.effort.to_string());
+    let mut figures = Vec::new();
+    collect(&mut figures, "floor", Command::new(&measure).arg("floors").arg(&effort))?;
+    if options.host != "sim" && Path::new("/dev/nvidiactl").exists() {
+        collect(&mut figures, "native", Command::new(&measure).arg("calls").arg(&effort))?;
+    }
+    for (how, caller, worker, trusting) in MANNERS {
+        let mut started = options.clone();
+        started.backend_arg.push(format!("--poll-us={worker}"));
+        let session = Session::start(&started)?;
+        let manner = Manner { trace: None, native: false, trusting, poll_us: caller };
+        let program = [measure.clone(), "calls".into(), effort.clone()];
+        collect(&mut figures, how, &mut session.command(&program, &manner))?;
+        session.end();
+    }
+    if let Some(path) = &options.json {
+        let mut file = std::fs::File::create(path)?;
+        for figure in &figures {
+            writeln!(file, "{}", figure.line)?;
+        }
+    }
+    print!("{}", table(&figures));
     Ok(())
 }
-pub fn measure(_name: &str) -> Result<()> {
-    Ok(())
+
+fn collect(figures: &mut Vec<Figure>, how: &str, command: &mut Command) -> Result<()> {
+    let output = command.stderr(Stdio::inherit()).output()?;
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let mut line: Value = serde_json::from_str(line)?;
+        line["how"] = how.into();
+        figures.push(Figure { how: how.to_owned(), line });
+    }
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("measuring {how}: {}", output.status).into()),
+    }
+}
+
+fn table(figures: &[Figure]) -> String {
+    let mut text = format!("{:<22} {:<27} {:>9} {:>9} {:>7}\n", "what", "how", "p50", "p99", "n");
+    let number = |line: &Value, name: &str| line[name].as_f64().unwrap_or(f64::NAN);
+    for Figure { how, line } in figures {
+        let what = line["what"].as_str().unwrap_or("?");
+        match line["error"].as_str() {
+            Some(error) => text.push_str(&format!("{what:<22} {how:<27} {error}\n")),
+            None => text.push_str(&format!(
+                "{what:<22} {how:<27} {:>6.1} us {:>6.1} us {:>7}\n",
+                number(line, "p50_us"),
+                number(line, "p99_us"),
+                line["count"]
+            )),
+        }
+    }
+    text
 }

@@ -3,7 +3,7 @@
 //!
 //! - [`launcher`]: the VMM, and what a guest has only one of
 //! - [`broker`]: the backend's process
-//! - [`trace`], [`compare`]: what a program asked, with names; natively and here
+//! - [`names`], [`compare`]: what a program asked, with names; natively and here
 //! - [`bench`]: what our own path costs
 //! - [`board`], [`talk`]: what is shared with the programs
 
@@ -13,9 +13,9 @@ mod board;
 mod broker;
 mod compare;
 mod launcher;
+mod names;
 #[allow(dead_code, reason = "each half uses its part")]
 mod talk;
-mod trace_names;
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
@@ -38,7 +38,7 @@ const CLOSING: Duration = Duration::from_secs(10);
 ///
 /// There is no VM exit and no interrupt in what it measures, and it is no security boundary.
 /// Exit status: the program's, or 125 if it could not be run.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(version)]
 struct Options {
     /// Be the guest of the backend that listens here, and start none
@@ -72,9 +72,12 @@ struct Options {
     /// Measure what our own path costs, with floors, instead of running a program
     #[arg(long)]
     bench: bool,
-    /// With --bench: measured by this child, through a driver of this name
-    #[arg(long, value_name = "NAME", hide = true)]
-    measure: Option<String>,
+    /// With --bench: also write each figure here, a JSON object a line
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// With --bench: how often each call is made, in percent of the usual
+    #[arg(long, value_name = "PERCENT", default_value_t = 100)]
+    effort: u32,
     /// The program and its arguments
     #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -84,15 +87,14 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let outcome = match (&options.measure, options.bench) {
-        (Some(name), _) => bench::measure(name).map(|()| ExitCode::SUCCESS),
-        (None, true) => bench::run(&options).map(|()| ExitCode::SUCCESS),
-        (None, false) if options.program.is_empty() => {
+    let outcome = match options.bench {
+        true => bench::run(&options).map(|()| ExitCode::SUCCESS),
+        false if options.program.is_empty() => {
             eprintln!("nvguest-loopback: no program is given; put it behind --");
             return ExitCode::from(2);
         }
-        (None, false) if options.compare => compare::run(&options),
-        (None, false) => Session::start(&options).and_then(|session| session.run_traced(&options)),
+        false if options.compare => compare::run(&options),
+        false => Session::start(&options).and_then(|session| session.run_traced(&options)),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("nvguest-loopback: {error}");
@@ -166,7 +168,7 @@ impl Session {
         })?;
         if let Some(path) = &options.trace {
             let text = std::fs::read_to_string(&raw).unwrap_or_default();
-            std::fs::write(path, trace_names::named(&text, &self.release()))?;
+            std::fs::write(path, names::named(&text, &self.release()))?;
         }
         self.end();
         Ok(code_of(status))
