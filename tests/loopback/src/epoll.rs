@@ -108,7 +108,7 @@ fn translate(epoll: c_int, events: &mut [epoll_event]) -> usize {
         if let Some(watch) = watch {
             let mask = files::of(watch.fd).map_or(0, |(_, entry)| take(watch.fd, entry));
             // CAST: poll's and epoll's bits are the same.
-            event.events = told(mask, watch.events as i16) as u16 as u32;
+            event.events = u32::from(told(mask, watch.events as i16) as u16);
             event.u64 = watch.data;
             if event.events == 0 {
                 continue;

@@ -295,6 +295,18 @@ unsafe fn describe(device: u64, mode: u32, status: *mut libc::stat) {
     }
 }
 
+/// Whether a path is one of NVIDIA's that the host may have and the guest has not.
+///
+/// # Safety
+/// `path` must be null or a C string.
+unsafe fn is_missing(path: *const c_char) -> bool {
+    // SAFETY: the caller's own.
+    let bytes = if path.is_null() { &[] } else { unsafe { CStr::from_ptr(path) }.to_bytes() };
+    bytes.starts_with(b"/dev/nvidia")
+        && !is_native()
+        && matches!(files::look_up(bytes), Path::Missing)
+}
+
 macro_rules! fstats {
     ($($name:ident $text:literal)*) => {$(
         /// # Safety
@@ -319,6 +331,10 @@ macro_rules! stats {
         /// As `stat(2)`.
         #[no_mangle]
         pub unsafe extern "C" fn $name(path: *const c_char, status: *mut libc::stat) -> c_int {
+            // SAFETY: the caller's own arguments.
+            if unsafe { is_missing(path) } {
+                return fail(libc::ENOENT);
+            }
             // SAFETY: the caller's own arguments.
             let ret = unsafe { next!($text, Stat)(path, status) };
             if ret == 0 || errno() != libc::ENOENT {
@@ -358,6 +374,10 @@ pub unsafe extern "C" fn statx(
         Some((_, entry)) => entry.device.load(Ordering::Relaxed),
         None => {
             // SAFETY: the caller's own arguments.
+            if unsafe { is_missing(path) } {
+                return fail(libc::ENOENT);
+            }
+            // SAFETY: the caller's own arguments.
             let ret = unsafe { next!(c"statx", Statx)(folder, path, flags, mask, status) };
             if ret == 0 || errno() != libc::ENOENT {
                 return ret;
@@ -387,6 +407,10 @@ pub unsafe extern "C" fn statx(
 /// As `access(2)`.
 #[no_mangle]
 pub unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller's own arguments.
+    if unsafe { is_missing(path) } {
+        return fail(libc::ENOENT);
+    }
     // SAFETY: the caller's own arguments.
     let ret = unsafe { next!(c"access", Access)(path, mode) };
     if ret == 0 || errno() != libc::ENOENT {

@@ -15,4 +15,10 @@ impl Line {
     pub fn put(&mut self, text: fmt::Arguments<'_>) {
         let _ = self.0.write_fmt(text);
     }
+
+    /// The whole line, its end included.
+    pub fn end(&mut self) -> &[u8] {
+        self.0.push('\n');
+        self.0.as_bytes()
+    }
 }

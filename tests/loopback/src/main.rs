@@ -29,6 +29,7 @@ use clap::Parser;
 
 use crate::broker::Broker;
 use crate::launcher::Launcher;
+use crate::names::Names;
 
 /// How long the backend may take to close what a program left.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -59,9 +60,9 @@ struct Options {
     /// Run the program natively too, and say where calls or answers differ
     #[arg(long)]
     compare: bool,
-    /// With --compare: how the program is run natively, instead of on the host's own driver
-    #[arg(long, value_name = "COMMAND", hide = true)]
-    native: Option<String>,
+    /// With --compare: as a guest both times, which shows what differs from run to run
+    #[arg(long)]
+    twice: bool,
     /// How long a caller looks at its queue before it sleeps, in microseconds
     #[arg(long, value_name = "US", default_value_t = 30)]
     poll_us: u32,
@@ -168,7 +169,7 @@ impl Session {
         })?;
         if let Some(path) = &options.trace {
             let text = std::fs::read_to_string(&raw).unwrap_or_default();
-            std::fs::write(path, names::named(&text, &self.release()))?;
+            std::fs::write(path, names::named(&text, &Names::of(&self.release())))?;
         }
         self.end();
         Ok(code_of(status))

@@ -48,11 +48,11 @@ fn begin() -> Line {
 /// Writes a line. Errno stays as it was.
 fn write(mut line: Line) {
     let Some(log) = log() else { return };
-    line.0.push('\n');
+    let bytes = line.end();
     // SAFETY: errno's address is valid for this thread; the bytes live until write returns.
     unsafe {
         let errno = *libc::__errno_location();
-        libc::write(log.as_raw_fd(), line.0.as_ptr().cast(), line.0.len());
+        libc::write(log.as_raw_fd(), bytes.as_ptr().cast(), bytes.len());
         *libc::__errno_location() = errno;
     }
 }
@@ -167,7 +167,7 @@ pub fn open(path: &[u8], fd: c_int) {
 
 /// A close, if of a file of NVIDIA's.
 pub fn close(fd: c_int) {
-    if let Some(node) = Some(fd).filter(|_| is_on()).and_then(name_of) {
+    if let Some(node) = name_of(fd).filter(|_| is_on()) {
         let mut line = begin();
         line.put(format_args!("close node={node} descriptor={fd}"));
         write(line);
@@ -176,7 +176,7 @@ pub fn close(fd: c_int) {
 
 /// A map.
 pub fn map(fd: c_int, length: usize, protection: c_int, failed: bool) {
-    if let Some(node) = Some(fd).filter(|_| is_on()).and_then(name_of) {
+    if let Some(node) = name_of(fd).filter(|_| is_on()) {
         let errno = if failed { crate::next::errno() } else { 0 };
         let mut line = begin();
         line.put(format_args!(

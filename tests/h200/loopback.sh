@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Programs natively and as guests without a VM, on a machine with a card: rmprobe, nvidia-smi,
+# vulkaninfo, what differs between the two, and what our own path costs. Less than 150 s.
+# Usage: OUT=folder tests/h200/loopback.sh [folder with the binaries]
+# The folder is filled by: tests/h200/loopback.sh --pack
+set -u
+if [ "${1:-}" = --pack ]; then
+  cd "$(dirname "$0")/../.." || exit 1
+  cargo build --release -p nvguest-loopback -p rmprobe -p vhost-user-nvguest || exit 1
+  mkdir -p .loopback && rm -f .loopback/*
+  for file in rmprobe vhost-user-nvguest nvguest-loopback loopback-measure libnvguest_loopback.so; do
+    strip -o ".loopback/$file" "target/release/$file" || exit 1
+  done
+  git rev-parse --short HEAD > .loopback/commit
+  du -sh .loopback
+  exit
+fi
+bundle=$(realpath "${1:-.loopback}")
+out=${OUT:-out}
+mkdir -p "$out"
+exec > >(tee "$out/log.txt") 2>&1
+
+smi=/usr/local/nvidia/bin/nvidia-smi
+if [ -x "$smi" ]; then
+  export LD_LIBRARY_PATH=/usr/local/nvidia/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+else
+  smi=$(command -v nvidia-smi)
+fi
+section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+# A command as a guest's program.
+guest() { timeout 60 "$bundle/nvguest-loopback" --host nvidia "$@"; }
+# Runs a command and says how it ended and how long it took.
+timed() {
+  local name=$1 into=$2 start end code
+  shift 2
+  start=$(date +%s%N)
+  "$@" > "$into" 2>> "$out/stderr.txt"
+  code=$?
+  end=$(date +%s%N)
+  echo "$name: exit $code, $(((end - start) / 1000000)) ms"
+}
+work=$(mktemp -d)
+
+section machine
+uname -srm
+echo "binaries: $(cat "$bundle/commit")"
+"$smi" -L
+nproc
+
+section rmprobe
+timed native "$work/rm-native" timeout 60 "$bundle/rmprobe"
+timed 'as a guest' "$work/rm-guest" guest -- "$bundle/rmprobe"
+grep -c '^ok' "$work/rm-native" "$work/rm-guest"
+echo 'verdicts that differ:'
+diff <(sed 's/:.*//' "$work/rm-native") <(sed 's/:.*//' "$work/rm-guest") && echo none
+grep -h ^FAIL "$work/rm-guest"
+
+section nvidia-smi
+timed native "$work/smi-native" "$smi"
+timed 'as a guest' "$work/smi-guest" guest -- "$smi"
+diff "$work/smi-native" "$work/smi-guest" && echo 'no line differs'
+
+section 'nvidia-smi -q'
+timed native "$out/smi-q-native.txt" "$smi" -q
+timed 'as a guest' "$out/smi-q-guest.txt" guest -- "$smi" -q
+timed 'natively again' "$work/smi-q-again" "$smi" -q
+echo 'lines that differ from native run to native run:'
+diff "$out/smi-q-native.txt" "$work/smi-q-again" | grep -c '^[<>]'
+echo 'lines that differ as a guest:'
+diff "$out/smi-q-native.txt" "$out/smi-q-guest.txt" && echo none
+
+section 'calls of nvidia-smi -q that differ'
+{
+  echo '--- natively / as a guest'
+  guest --compare -- "$smi" -q
+  echo '--- as a guest twice: what differs from run to run'
+  guest --compare --twice -- "$smi" -q
+} > "$out/compare.txt" 2>&1
+grep -E '^(---|differences|natively|as a guest|nvguest)' "$out/compare.txt"
+guest --trace "$work/trace" -- "$smi" > /dev/null && gzip -c "$work/trace" > "$out/trace-smi.txt.gz"
+
+section vulkaninfo
+if vulkaninfo=$(command -v vulkaninfo); then
+  timed native "$work/vk-native" timeout 30 "$vulkaninfo" --summary
+  timed 'as a guest' "$work/vk-guest" guest -- "$vulkaninfo" --summary
+  diff "$work/vk-native" "$work/vk-guest" && echo 'no line differs'
+else
+  echo 'not installed'
+fi
+
+section 'what our own path costs'
+timeout 60 "$bundle/nvguest-loopback" --host nvidia --backend-arg=--log-level=error --bench \
+  --effort 50 --json "$out/bench.jsonl" | tee "$out/bench.txt"
+
+section afterwards
+pgrep -fc -- vhost-user-nvguest
+"$smi" --query-gpu=memory.used --format=csv,noheader
+tail -30 "$out/stderr.txt"
