@@ -84,3 +84,29 @@ fn what_a_killed_program_held_is_closed_and_its_slot_serves_the_next() {
 fn maps_are_never_seen_before_they_are_there() {
     must_succeed(&loopback(&[], &[&path("rmprobe"), "--map-race", "500", "--cycles", "50"]));
 }
+
+#[test]
+fn a_trace_names_each_call_and_its_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace");
+    let trace = format!("--trace={}", file.display());
+    must_succeed(&loopback(&[&trace], &[&path("rmprobe"), "--only", "name", "--only", "event"]));
+    let text = std::fs::read_to_string(file).expect("the trace");
+    for name in [
+        "open path=/dev/nvidiactl descriptor=",
+        "name=NV_ESC_CARD_INFO",
+        "name=NV01_ROOT",
+        "name=NV2080_CTRL_CMD_GPU_GET_NAME_STRING",
+        "poll node=nvidia0 events=0x3 revents=0x1",
+    ] {
+        assert!(text.contains(name), "no {name} in\n{text}");
+    }
+}
+
+#[test]
+fn two_runs_of_a_program_make_the_same_calls_and_get_the_same_answers() {
+    let options = ["--compare", "--twice"];
+    let out = must_succeed(&loopback(&options, &[&path("rmprobe"), "--only", "name"]));
+    assert!(out.ends_with("differences: 0\n"), "{out}");
+    assert!(!out.contains(": 0 calls"), "{out}");
+}
