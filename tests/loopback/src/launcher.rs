@@ -312,7 +312,12 @@ impl Launcher {
             ends.by_index.remove(&index)
         };
         drop(end);
-        self.close_later(index);
+        let entry = self.board().file(index);
+        if entry.flags.load(Ordering::Acquire) & board::CLOSED != 0 {
+            entry.used.store(0, Ordering::Release);
+        } else {
+            self.close_later(index);
+        }
     }
 
     fn close_later(&self, index: usize) {

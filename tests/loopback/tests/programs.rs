@@ -4,9 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Once;
 
-/// Programs at once: more than there are slots, so that some are served through the broker.
-const MANY: usize = 24;
-
 fn built(name: &str) -> PathBuf {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
@@ -59,15 +56,27 @@ fn descriptors_mean_the_same_after_fork_exec_a_message_and_a_duplicate() {
     must_succeed(&loopback(&[], &[&path("examples/passes")]));
 }
 
-#[test]
-fn many_processes_at_once_each_find_their_own_memory() {
+/// Runs so many probes at once, each with these checks.
+fn at_once(count: usize, checks: &[&str]) {
     let probe = path("rmprobe");
+    let only: String = checks.iter().map(|check| format!(" --only {check}")).collect();
     let script = format!(
-        "for i in $(seq {MANY}); do {probe} --only video-memory --only map-part --only event-wakes \
-         --only close & all=\"$all $!\"; done; for one in $all; do wait $one || exit 1; done"
+        "for i in $(seq {count}); do {probe}{only} & all=\"$all $!\"; done; \
+         for one in $all; do wait $one || exit 1; done"
     );
     let out = must_succeed(&loopback(&[], &["sh", "-c", &script]));
-    assert_eq!(out.lines().filter(|line| line.starts_with("ok ")).count(), 4 * MANY, "{out}");
+    let passed = out.lines().filter(|line| line.starts_with("ok ")).count();
+    assert_eq!(passed, count * checks.len(), "{out}");
+}
+
+#[test]
+fn more_processes_than_slots_each_find_their_own_memory() {
+    at_once(24, &["video-memory", "map-part", "event-wakes", "close"]);
+}
+
+#[test]
+fn sixty_four_processes_at_once_are_all_answered() {
+    at_once(64, &["ids", "client", "event-wakes", "close"]);
 }
 
 #[test]
