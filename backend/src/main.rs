@@ -13,6 +13,7 @@
 //! - `host`: the driver's own nodes, or a simulated card
 //! - `wire`: the messages
 
+use std::io::IsTerminal;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -98,6 +99,7 @@ fn start_logging(args: &Args) {
     }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Text => builder.init(),
