@@ -16,6 +16,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::MsgFlags;
 use nvguest_frontend::events::Mailbox;
 use nvguest_frontend::guest::{body_of, header, message};
+use nvguest_frontend::vmm::Late;
 use nvguest_frontend::window::{Place, Source};
 use nvguest_frontend::wire::{self, Kind};
 use nvguest_frontend::{Error, Guest, Options, Result};
@@ -81,8 +82,9 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Becomes the guest of the broker that listens on `socket`.
-    pub fn start(socket: &Path) -> Result<Arc<Self>> {
+    /// Becomes the guest of the broker that listens on `socket`. A `prompt` VMM places memory
+    /// before it says so, and does not send it back in the table of RAM; stock QEMU does neither.
+    pub fn start(socket: &Path, prompt: bool) -> Result<Arc<Self>> {
         let (closing, closers) = channel();
         let launcher = Arc::new(Self {
             guest: OnceLock::new(),
@@ -98,6 +100,8 @@ impl Launcher {
             patience: Duration::from_secs(3600),
             poll: Duration::ZERO,
             heap: (slots + 4) * HEAP,
+            echo: !prompt,
+            late: if prompt { Late::Never } else { Late::UntilNextRequest },
             ..Options::default()
         };
         let told = Arc::clone(&launcher);

@@ -70,6 +70,9 @@ struct Options {
     /// in a kernel, but a bad pointer is a crash instead of EFAULT
     #[arg(long)]
     trusting: bool,
+    /// Place memory before saying so, and do not send it back as RAM: stock QEMU does neither
+    #[arg(long)]
+    prompt: bool,
     /// Measure what our own path costs, with floors, instead of running a program
     #[arg(long)]
     bench: bool,
@@ -131,7 +134,7 @@ impl Session {
                 (Some(broker), folder.path().join("backend"))
             }
         };
-        let launcher = Launcher::start(&socket)?;
+        let launcher = Launcher::start(&socket, options.prompt)?;
         launcher.serve(UnixListener::bind(folder.path().join("programs"))?)?;
         Ok(Self { launcher, broker, folder, preload })
     }
