@@ -14,13 +14,12 @@
 //! - `wire`: the messages
 
 use std::io::IsTerminal;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use nix::sys::signal::{SigSet, Signal};
@@ -30,6 +29,7 @@ use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Limits, Settings};
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::SimCard;
 use vhost_user_nvguest::profile::{self, NoProfile};
+use vhost_user_nvguest::transport::listen;
 use vhost_user_nvguest::worker::start::HostKind;
 use vhost_user_nvguest::{sandbox, worker};
 
@@ -62,7 +62,7 @@ fn serve_guest(args: &Args) -> Result<()> {
         return check(args, &settings);
     }
     let (listener, socket) = listen(args)?;
-    let admin = args.admin_socket.as_deref().map(bind).transpose()?;
+    let admin = args.admin_socket.as_deref().map(listen::bind).transpose()?;
     let files = [socket, args.admin_socket.clone()];
     sandbox::broker()?;
     end_on_signal(signals, files.clone())?;
@@ -154,37 +154,13 @@ fn check(args: &Args, settings: &Settings) -> Result<()> {
 
 fn listen(args: &Args) -> Result<(UnixListener, Option<PathBuf>)> {
     match (&args.socket_path, args.fd) {
-        (Some(path), _) => Ok((bind(path)?, Some(path.clone()))),
-        (None, Some(fd)) => {
-            nix::fcntl::fcntl(
-                // SAFETY: only looked at; a number that is not open is refused right here.
-                unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) },
-                nix::fcntl::FcntlArg::F_GETFD,
-            )
-            .with_context(|| format!("--fd {fd} is not an open descriptor"))?;
-            // SAFETY: the caller gave us this descriptor, and nothing else here uses it.
-            Ok((UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) }), None))
-        }
+        (Some(path), _) => Ok((listen::bind(path)?, Some(path.clone()))),
+        (None, Some(fd)) => Ok((listen::inherited(fd)?, None)),
         (None, None) => {
             let missing = "where to listen is missing: give --socket-path or --fd";
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit()
         }
     }
-}
-
-/// A socket that only its owner can use.
-fn bind(path: &Path) -> Result<UnixListener> {
-    // Asked in a way that cannot connect: a backend serves one connection, and this is none.
-    match UnixDatagram::unbound()?.connect(path) {
-        // What a process left that was killed.
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).ok();
-        }
-        Err(error) if error.raw_os_error() != Some(nix::libc::EPROTOTYPE) => {}
-        _ => bail!("{} is served by another process", path.display()),
-    }
-    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    UnixListener::bind(path).with_context(|| format!("Listening on {} failed", path.display()))
 }
 
 fn remove(files: &[Option<PathBuf>]) {

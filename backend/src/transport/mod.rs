@@ -4,8 +4,10 @@
 //! - [`events`]: event records, coalesced
 //! - [`page`]: what outlives the server of a slot's queues
 //! - [`link`]: the socket between broker and worker
+//! - [`listen`]: where a broker waits for its VMM
 
 pub mod events;
 pub mod link;
+pub mod listen;
 pub mod page;
 pub mod ring;
