@@ -1,9 +1,10 @@
 //! `--compare`: a program natively and as a guest without a VM, both traced by the same library.
 //! What differs is told: calls that one run makes and the other does not, other answers, other
-//! words in a buffer. Aside are addresses, handles, descriptors and times: a word is taken for
-//! one of them by where it is (the call's own argument) or by its value in both runs.
+//! words in a buffer. Aside are the call's own argument but for RM's status (it has pointers,
+//! handles and descriptors), words that are RM's handles or a program's addresses by their value
+//! in both runs, and what differs between two native runs too: times, counters, sensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{ExitCode, Stdio};
 
 use crate::names::{buffers, field, Names};
@@ -19,34 +20,51 @@ struct Call {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Runs the program twice and tells what differs. The exit status is 0 if nothing does.
+/// Runs the program natively, natively again, and as a guest, and tells what differs. The exit
+/// status is 0 if nothing does.
 pub fn run(options: &Options) -> Result<ExitCode> {
     let session = Session::start(options)?;
     let names = Names::of(&session.release());
     let mut runs = Vec::new();
-    for native in [true, false] {
-        let path = session.folder.path().join(format!("trace-{native}"));
+    for (number, how) in ["natively", "natively again", "as a guest"].into_iter().enumerate() {
+        let path = session.folder.path().join(format!("trace-{number}"));
         let manner = Manner {
             trace: Some(&path),
-            native: native && !options.twice,
+            native: number < 2 && !options.twice,
             trusting: options.trusting,
             poll_us: options.poll_us,
         };
         let mut command = session.command(&options.program, &manner);
         let status = command.stdout(Stdio::null()).status()?;
-        let how = if native { "natively" } else { "as a guest" };
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let calls = read(&text, &names);
+        let how = if options.twice { "as a guest" } else { how };
         println!("{how}: {} calls, {status}", calls.len());
         runs.push(calls);
     }
     session.end();
-    let differences = compare(&runs[0], &runs[1]);
+    let restless = restless(&runs[0], &runs[1]);
+    let differences = compare(&runs[0], &runs[2], &restless);
     for (text, count) in &differences {
         println!("{count:>5} x {text}");
     }
+    println!("words that differ between two such runs too: {}", restless.len());
     println!("differences: {}", differences.values().sum::<usize>());
     Ok(ExitCode::from(u8::from(!differences.is_empty())))
+}
+
+/// Words, by their call, buffer and offset.
+type Words<'a> = BTreeSet<(&'a str, usize, usize)>;
+
+/// The words that differ between two runs of one kind.
+fn restless<'a>(first: &'a [Call], second: &'a [Call]) -> Words<'a> {
+    let pairs = align(first, second);
+    let both = pairs.iter().filter_map(|&(left, right)| Some((&first[left?], &second[right?])));
+    both.flat_map(|(first, second)| {
+        let places = differing(first, second).into_iter();
+        places.map(|(number, at, ..)| (first.key.as_str(), number, at))
+    })
+    .collect()
 }
 
 fn read(text: &str, names: &Names) -> Vec<Call> {
@@ -83,7 +101,7 @@ fn read(text: &str, names: &Names) -> Vec<Call> {
 }
 
 /// What differs, and how often.
-fn compare(native: &[Call], guest: &[Call]) -> BTreeMap<String, usize> {
+fn compare(native: &[Call], guest: &[Call], restless: &Words<'_>) -> BTreeMap<String, usize> {
     let mut differences = BTreeMap::new();
     let mut tell = |text: String| *differences.entry(text).or_insert(0) += 1;
     for (left, right) in align(native, guest) {
@@ -92,7 +110,7 @@ fn compare(native: &[Call], guest: &[Call]) -> BTreeMap<String, usize> {
                 if native.answer != guest.answer {
                     tell(format!("{}: {} / {}", native.key, native.answer, guest.answer));
                 }
-                if let Some(words) = differing(native, guest) {
+                if let Some(words) = listed(native, guest, restless) {
                     tell(format!("{}: {words}", native.key));
                 }
             }
@@ -132,35 +150,54 @@ fn align(native: &[Call], guest: &[Call]) -> Vec<(Option<usize>, Option<usize>)>
     pairs
 }
 
-/// The words of buffers that differ, without those that name something.
-fn differing(native: &Call, guest: &Call) -> Option<String> {
+/// The words that differ, for people; `None` if there are none but restless ones.
+fn listed(native: &Call, guest: &Call, restless: &Words<'_>) -> Option<String> {
     let lengths = |call: &Call| call.buffers.iter().map(Vec::len).collect::<Vec<_>>();
     if lengths(native) != lengths(guest) {
         return Some(format!("buffers of {:?} / {:?} bytes", lengths(native), lengths(guest)));
     }
+    let found: Vec<String> = differing(native, guest)
+        .into_iter()
+        .filter(|&(number, at, ..)| !restless.contains(&(native.key.as_str(), number, at)))
+        .map(|(number, at, left, right)| format!("[{number}]+{at:#x}: {left:#x} / {right:#x}"))
+        .collect();
+    let more = found.len().saturating_sub(LISTED);
+    let text = found.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!found.is_empty()).then_some(text + &rest)
+}
+
+/// The words of buffers that differ, without those that name something: the buffer's number,
+/// the offset, and both words. The argument itself is left out.
+fn differing(native: &Call, guest: &Call) -> Vec<(usize, usize, u32, u32)> {
     let mut found = Vec::new();
-    // The argument itself holds handles, pointers and descriptors; its status is compared apart.
     for (number, (left, right)) in native.buffers.iter().zip(&guest.buffers).enumerate().skip(1) {
         for (at, (l, r)) in left.chunks(4).zip(right.chunks(4)).enumerate() {
-            let word = |bytes: &[u8]| {
-                bytes.iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte))
-            };
             let (l, r) = (word(l), word(r));
-            if l != r && !(names_something(l) && names_something(r)) {
-                found.push(format!("[{number}]+{:#x}: {l:#x} / {r:#x}", 4 * at));
+            // A pointer is two words, of which the upper one shows what it is.
+            let upper = 4 * (at | 1);
+            let upper = |bytes: &[u8]| bytes.get(upper..upper + 4).map_or(0, word);
+            let pointers = is_high_half(upper(left)) && is_high_half(upper(right));
+            if l != r && !pointers && !(is_handle(l) && is_handle(r)) {
+                found.push((number, 4 * at, l, r));
             }
         }
     }
-    let more = found.len().saturating_sub(LISTED);
-    let listed = found.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
-    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-    (!found.is_empty()).then_some(listed + &rest)
+    found
 }
 
-/// RM's own handles of clients and objects, and halves of a program's addresses.
-fn names_something(word: u32) -> bool {
+fn word(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
+}
+
+/// RM's own handles of clients and objects.
+fn is_handle(word: u32) -> bool {
     matches!(word >> 20, 0xc1d | 0xcaf | 0xbee | 0x5c0)
-        || matches!(word, 0x5500..=0x56ff | 0x7e00..=0x7fff)
+}
+
+/// The upper half of an address of a program's.
+fn is_high_half(word: u32) -> bool {
+    matches!(word, 0x5500..=0x56ff | 0x7e00..=0x7fff)
 }
 
 #[cfg(test)]
@@ -174,16 +211,26 @@ mod tests {
 
     #[test]
     fn runs_that_name_things_differently_do_not_differ() {
-        let native = [call("a", "0", &[5, 0xc1d0_0001]), call("b", "0", &[0x7f12])];
-        let guest = [call("a", "0", &[5, 0xc1d0_00ff]), call("b", "0", &[0x7e99])];
-        assert!(compare(&native, &guest).is_empty());
+        let native = [call("a", "0", &[5, 0xc1d0_0001]), call("b", "0", &[0x1000, 0x7f12])];
+        let guest = [call("a", "0", &[5, 0xc1d0_00ff]), call("b", "0", &[0x2000, 0x7e99])];
+        assert!(compare(&native, &guest, &Words::new()).is_empty());
     }
 
     #[test]
     fn a_call_of_one_run_alone_another_answer_and_another_word_are_told() {
         let native = [call("a", "0", &[1]), call("b", "0", &[]), call("c", "0", &[])];
         let guest = [call("a", "0", &[2]), call("c", "1", &[])];
-        let told: Vec<String> = compare(&native, &guest).into_keys().collect();
+        let told: Vec<String> = compare(&native, &guest, &Words::new()).into_keys().collect();
         assert_eq!(told, ["a: [1]+0x0: 0x1 / 0x2", "b: natively alone", "c: 0 / 1"]);
+    }
+
+    #[test]
+    fn what_differs_from_run_to_run_is_no_difference() {
+        let native = [call("clock", "0", &[1, 7])];
+        let again = [call("clock", "0", &[2, 7])];
+        let guest = [call("clock", "0", &[3, 8])];
+        let restless = restless(&native, &again);
+        let told: Vec<String> = compare(&native, &guest, &restless).into_keys().collect();
+        assert_eq!(told, ["clock: [1]+0x4: 0x7 / 0x8"]);
     }
 }

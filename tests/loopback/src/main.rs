@@ -60,7 +60,7 @@ struct Options {
     /// Run the program natively too, and say where calls or answers differ
     #[arg(long)]
     compare: bool,
-    /// With --compare: as a guest both times, which shows what differs from run to run
+    /// With --compare: as a guest each time, which shows what differs from run to run
     #[arg(long)]
     twice: bool,
     /// How long a caller looks at its queue before it sleeps, in microseconds
