@@ -67,9 +67,15 @@ fn restless<'a>(first: &'a [Call], second: &'a [Call]) -> Words<'a> {
     .collect()
 }
 
+/// The calls of a trace, thread after thread: how threads interleave is nobody's difference.
 fn read(text: &str, names: &Names) -> Vec<Call> {
-    let mut calls = Vec::new();
+    let mut threads: Vec<(&str, Vec<Call>)> = Vec::new();
     for line in text.lines() {
+        let thread = line.split(' ').nth(1).unwrap_or("?");
+        let at = threads.iter().position(|known| known.0 == thread).unwrap_or_else(|| {
+            threads.push((thread, Vec::new()));
+            threads.len() - 1
+        });
         let word = line.split(' ').nth(2).unwrap_or("?");
         let get = |key| field(line, key).unwrap_or("");
         let name = names.call(line).unwrap_or("");
@@ -95,9 +101,9 @@ fn read(text: &str, names: &Names) -> Vec<Call> {
             "poll" | "close" => continue,
             _ => (format!("{word} {} {}", get("nr"), get("request")), get("ret").to_owned()),
         };
-        calls.push(Call { key, answer, buffers: buffers(line) });
+        threads[at].1.push(Call { key, answer, buffers: buffers(line) });
     }
-    calls
+    threads.into_iter().flat_map(|thread| thread.1).collect()
 }
 
 /// What differs, and how often.
