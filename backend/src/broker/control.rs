@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{slot_of, Broker};
 use crate::errno::Errno;
+use crate::sync::lock;
 use crate::transport::events::EventQueue;
 use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};
@@ -75,11 +76,11 @@ impl Control {
     }
 
     fn queue(&self) -> MutexGuard<'_, ControlQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn events(&self) -> MutexGuard<'_, (EventQueue, Option<OwnedFd>)> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.events)
     }
 
     fn run(&self, broker: &Arc<Broker>) {

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use nix::fcntl::{fcntl, FcntlArg, OFlag};
 use vhost::vhost_user::message::{
@@ -440,8 +440,3 @@ impl VhostUserBackendReqHandler for Frontend {
 
 /// A device behind a lock that no thread holds while it waits for another.
 pub type Shared = Mutex<Device>;
-
-/// Locks the device.
-pub fn lock(device: &Shared) -> MutexGuard<'_, Device> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -31,6 +31,7 @@ use nvguest_abi::compiled::Compiled;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::host::Node;
+use crate::sync::lock;
 use crate::wire;
 use crate::worker::start::HostKind;
 use control::Control;
@@ -161,7 +162,7 @@ impl Broker {
 
     /// The device; held for moments only.
     pub fn device(&self) -> MutexGuard<'_, Device> {
-        device::lock(&self.device)
+        lock(&self.device)
     }
 
     /// Bytes of the guest's window; 0 if the frontend cannot map.

@@ -4,7 +4,7 @@
 //! for a worker, whose listener must not wait for the VMM. So nobody else waits here.
 
 use std::sync::mpsc::{channel, sync_channel, Receiver, Sender, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result};
 
@@ -12,6 +12,7 @@ use super::window::Placing;
 use super::worker::Worker;
 use super::Broker;
 use crate::errno::Errno;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Message};
 
 enum Job {
@@ -36,7 +37,7 @@ impl Default for Placer {
 impl Placer {
     /// Starts the thread.
     pub fn start(&self, broker: &Arc<Broker>) -> Result<()> {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waiting = lock(&self.waiting).take();
         let waiting = waiting.context("The placing thread is started once")?;
         let broker = Arc::clone(broker);
         std::thread::Builder::new()

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use nix::sys::stat::{fstat, SFlag};
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
 use zerocopy::FromBytes;
 
 use crate::errno::Errno;
+use crate::sync::lock;
 use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
 
 const PAGE: u64 = 4096;
@@ -82,16 +83,16 @@ impl Window {
 
     /// Where to ask from now on. A new channel means a new activation.
     pub fn connect(&self, frontend: Backend) {
-        *self.frontend.lock().unwrap_or_else(PoisonError::into_inner) = Some(frontend);
+        *lock(&self.frontend) = Some(frontend);
     }
 
     fn frontend(&self) -> Result<Backend, Errno> {
-        let frontend = self.frontend.lock().unwrap_or_else(PoisonError::into_inner);
+        let frontend = lock(&self.frontend);
         frontend.clone().ok_or(Errno::ENODEV)
     }
 
     fn ranges(&self) -> std::sync::MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ranges)
     }
 
     /// Places memory; returns the placement's id and its offset once the guest can use it.

@@ -14,6 +14,7 @@ use super::{queues_of, Broker, Limits};
 use crate::errno::Errno;
 use crate::policy::tally::Tally;
 use crate::policy::What;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::Ring;
@@ -58,7 +59,7 @@ impl Workers {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// OPEN on queue 0: by the process's worker, which is started if there is none.

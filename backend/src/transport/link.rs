@@ -6,12 +6,13 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use nix::sys::socket::{recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::sync::lock;
 use crate::wire;
 
 /// Bytes of payload at most: a whole request or reply, or the start message.
@@ -162,7 +163,7 @@ impl Sender {
             tag: message.tag,
             words: message.words,
         };
-        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = lock(&self.0);
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(message.payload)];
         let rights = [ControlMessage::ScmRights(message.fds)];
         let control = if message.fds.is_empty() { &[][..] } else { &rights[..] };

@@ -193,11 +193,6 @@ impl Ring {
         self.call = Some(call);
     }
 
-    /// The memory that the queue lies in.
-    pub fn replace_memory(&mut self, memory: Arc<Memory>) {
-        self.memory = memory;
-    }
-
     /// Takes the next request, if there is one. A chain that cannot be read, or is
     /// longer than [`wire::MAX_REQUEST`], is taken too: with an empty request.
     pub fn take(&mut self) -> Option<Message> {

@@ -8,10 +8,11 @@ use nvguest_abi::{status, FileKind};
 
 use super::mapping::{Armed, PAGE};
 use super::serve::Bench;
-use super::session::{lock, GuestFile, Named, Session};
+use super::session::{GuestFile, Named, Session};
 use crate::errno::Errno;
 use crate::marshal::{prepare, Call, Prepared, Refused};
 use crate::policy::Answer;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::wire::Cache;
 

@@ -12,10 +12,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use nvguest_abi::FileKind;
 
-use super::session::{lock, GuestFile};
+use super::session::GuestFile;
 use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::host::Host;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::wire::{self, Cache};
 

@@ -14,10 +14,11 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::session::{lock, Admission, GuestFile, Session};
+use super::session::{Admission, GuestFile, Session};
 use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::marshal::scratch::Scratch;
+use crate::sync::lock;
 use crate::transport::link::{self, Outgoing};
 use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};

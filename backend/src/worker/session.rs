@@ -19,18 +19,13 @@ use crate::errno::Errno;
 use crate::host::{Host, HostFile};
 use crate::marshal::Files;
 use crate::policy::tally::Tally;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
 use crate::wire;
 
 /// Requests of one file that may wait for the one before them.
 const MAX_BACKLOG: usize = 256;
-
-/// Locks, and goes on where another thread panicked: every critical section here
-/// leaves its data whole.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A file of the guest and its one host file.
 pub struct GuestFile {

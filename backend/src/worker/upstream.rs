@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, SyncSender};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::errno::Errno;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Message, Outgoing, Sender};
 
 /// The broker answers within this, or the call fails with EIO.
@@ -57,6 +58,6 @@ impl Upstream {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, SyncSender<Message>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 }

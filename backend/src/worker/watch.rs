@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::session::{lock, GuestFile, Session};
+use super::session::{GuestFile, Session};
 use super::upstream::Upstream;
 use crate::host::Host;
+use crate::sync::lock;
 use crate::transport::events::EventQueue;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
