@@ -6,11 +6,11 @@
 //! Calls on one file keep their order: what comes for a busy file waits there.
 
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -59,7 +59,7 @@ pub struct Server {
     submitted: Mutex<VecDeque<Work>>,
     /// Commands of RM_CONTROL that took long once.
     slow: Mutex<HashSet<u32>>,
-    wake: EventFd,
+    bells: Bells,
     poll: Duration,
 }
 
@@ -67,8 +67,39 @@ pub struct Server {
 struct Queue {
     generation: u64,
     ring: Option<Ring>,
-    kick: Option<Arc<OwnedFd>>,
+    kick: Option<OwnedFd>,
     parked: Parked,
+}
+
+/// What wakes a leader that sleeps: the queue's kick, and our own word. Edge-triggered, so
+/// that neither has to be read: to sleep and to be woken is one system call.
+struct Bells {
+    epoll: Epoll,
+    own: EventFd,
+}
+
+impl Bells {
+    fn new() -> nix::Result<Self> {
+        let bells = Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+            own: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        };
+        bells.add(bells.own.as_fd())?;
+        Ok(bells)
+    }
+
+    fn add(&self, bell: BorrowedFd<'_>) -> nix::Result<()> {
+        self.epoll.add(bell, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))
+    }
+
+    fn ring(&self) {
+        // Full means that it was rung already.
+        let _ = self.own.write(1);
+    }
+
+    fn wait(&self) {
+        let _ = self.epoll.wait(&mut [EpollEvent::empty(); 2], EpollTimeout::NONE);
+    }
 }
 
 impl Server {
@@ -86,7 +117,7 @@ impl Server {
             queue: Mutex::default(),
             submitted: Mutex::default(),
             slow: Mutex::default(),
-            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            bells: Bells::new()?,
         });
         for number in 0..threads {
             let mut bench = Bench { scratch: Scratch::new()?, reply: Vec::with_capacity(4096) };
@@ -106,9 +137,12 @@ impl Server {
             queue.generation += 1;
         }
         queue.ring = Some(ring);
-        queue.kick = Some(Arc::new(kick));
+        if let Err(error) = self.bells.add(kick.as_fd()) {
+            tracing::error!(%error, "watching the queue's kick failed");
+        }
+        queue.kick = Some(kick);
         drop(queue);
-        self.rouse();
+        self.bells.ring();
     }
 
     /// Touches the queue no more. Replies of calls under way wait for it to go on.
@@ -117,9 +151,12 @@ impl Server {
         if let Some(ring) = queue.ring.take() {
             queue.parked.stopped(&ring);
         }
-        queue.kick = None;
+        if let Some(kick) = queue.kick.take() {
+            // The VMM has a duplicate, which would keep it watched.
+            let _ = self.bells.epoll.delete(kick);
+        }
         drop(queue);
-        self.rouse();
+        self.bells.ring();
     }
 
     /// Interrupts the guest through `call` from now on.
@@ -136,18 +173,15 @@ impl Server {
         let message = Message { request: message.payload, ..Message::default() };
         let work = Work { message, header: wire::ReqHeader::default(), source };
         lock(&self.submitted).push_back(work);
-        self.rouse();
-    }
-
-    fn rouse(&self) {
-        let _ = self.wake.write(1);
+        self.bells.ring();
     }
 
     fn run(&self, bench: &mut Bench) {
         let mut lead: Option<MutexGuard<'_, ()>> = None;
+        let mut armed = false;
         loop {
             let leading = lead.take().unwrap_or_else(|| lock(&self.lead));
-            let (work, more) = self.next();
+            let (work, more) = self.next(armed);
             let Some((work, file)) = self.admit(work, bench) else {
                 lead = Some(leading);
                 continue;
@@ -157,6 +191,7 @@ impl Server {
             } else {
                 lead = Some(leading);
             }
+            armed = Kind::from_number(work.header.kind.get()) == Some(Kind::Arm);
             self.serve(work, file.as_deref(), bench);
             while let Some(work) = file.as_ref().and_then(|file| file.next()) {
                 // The backlog of a file is served without the lead: others go on meanwhile.
@@ -166,8 +201,10 @@ impl Server {
         }
     }
 
-    /// The next request, and whether more are waiting.
-    fn next(&self) -> (Work, bool) {
+    /// The next request, and whether more are waiting. After an ARM the event that it
+    /// waits for is often a few microseconds away: who looks for requests anyway looks
+    /// for that as well, which spares it the wake-up of another thread.
+    fn next(&self, mut armed: bool) -> (Work, bool) {
         loop {
             let deadline = Instant::now() + self.poll;
             loop {
@@ -177,8 +214,12 @@ impl Server {
                 if Instant::now() >= deadline {
                     break;
                 }
+                if armed {
+                    armed = !self.session.watcher().look(&self.session);
+                }
                 std::hint::spin_loop();
             }
+            armed = false;
             self.sleep();
         }
     }
@@ -198,26 +239,10 @@ impl Server {
 
     /// Waits for a kick of the queue or a word from the broker.
     fn sleep(&self) {
-        let kick = {
-            let mut queue = lock(&self.queue);
-            if queue.ring.as_mut().is_some_and(Ring::want_kick) {
-                return;
-            }
-            queue.kick.clone()
-        };
-        let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
-        fds.extend(kick.as_ref().map(|kick| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
-        if poll(&mut fds, PollTimeout::NONE).is_err() {
+        if lock(&self.queue).ring.as_mut().is_some_and(Ring::want_kick) {
             return;
         }
-        let rung = |fd: Option<&PollFd<'_>>| fd.and_then(PollFd::any).unwrap_or(false);
-        let (woken, kicked) = (rung(fds.first()), rung(fds.get(1)));
-        if woken {
-            let _ = self.wake.read();
-        }
-        if let Some(kick) = kick.filter(|_| kicked) {
-            let _ = nix::unistd::read(&*kick, &mut [0; 8]);
-        }
+        self.bells.wait();
         if let Some(ring) = &mut lock(&self.queue).ring {
             ring.spare_kick();
         }

@@ -78,23 +78,32 @@ impl Watcher {
     }
 
     fn run(&self, session: &Session) {
-        let mut events = [EpollEvent::empty(); 64];
         loop {
-            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
-                Ok(count) => count,
-                Err(nix::Error::EINTR) => continue,
+            match self.serve(session, EpollTimeout::NONE) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "waiting for the driver's events failed");
                     return;
                 }
-            };
-            for event in &events[..count] {
-                match event.data() {
-                    KICK => self.kicked(),
-                    handle => self.edge(session, handle, event.events()),
-                }
             }
         }
+    }
+
+    /// Serves what has come and does not wait; whether there was something.
+    pub fn look(&self, session: &Session) -> bool {
+        self.serve(session, EpollTimeout::ZERO).is_ok_and(|count| count > 0)
+    }
+
+    fn serve(&self, session: &Session, timeout: EpollTimeout) -> nix::Result<usize> {
+        let mut events = [EpollEvent::empty(); 16];
+        let count = self.epoll.wait(&mut events, timeout)?;
+        for event in &events[..count] {
+            match event.data() {
+                KICK => self.kicked(),
+                handle => self.edge(session, handle, event.events()),
+            }
+        }
+        Ok(count)
     }
 
     fn kicked(&self) {

@@ -116,7 +116,8 @@ impl Guest {
             stop: Arc::new(EventFd::new(nix::libc::EFD_CLOEXEC)?),
         };
         guest.make_queues(pairs)?;
-        events::serve(guest.events.clone(), Arc::clone(&guest.stop), sink)?;
+        let (queues, stop) = (guest.events.clone(), Arc::clone(&guest.stop));
+        events::serve(queues, stop, sink, guest.options.attentive)?;
         for pair in 0..pairs {
             guest.vmm.start_queue(2 * pair, guest.control[pair].ring(), 0)?;
             guest.vmm.start_queue(2 * pair + 1, guest.events[pair].ring(), 0)?;

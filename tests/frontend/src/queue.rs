@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::memory::Memory;
-use crate::ring::{Descriptor, Layout, Ring, INDIRECT, NEXT, WRITE};
+use crate::ring::{Descriptor, Interrupt, Layout, Ring, INDIRECT, NEXT, WRITE};
 use crate::{Error, Result};
 
 /// Descriptors of one slot.
@@ -41,6 +41,7 @@ pub struct Manner {
 #[derive(Debug)]
 pub struct Queue {
     ring: Ring,
+    interrupt: Interrupt,
     manner: Manner,
     slots: Vec<AtomicU32>,
     free: Mutex<Vec<u16>>,
@@ -74,20 +75,21 @@ impl Queue {
     /// A queue whose rings and slots begin at `layout.base`.
     pub fn new(memory: Arc<Memory>, layout: Layout, manner: Manner) -> Result<Self> {
         let ring = Ring::new(memory, layout, manner.event_idx)?;
-        Ok(Self::on(ring, manner, (0, 0)))
+        Self::on(ring, manner, (0, 0))
     }
 
     /// The driver's side of a queue that another process set up and nobody uses now;
     /// `None` while the device still has a request of whoever used it before.
     pub fn attach(ring: Ring, manner: Manner) -> Option<Self> {
         let positions = ring.at_rest()?;
-        Some(Self::on(ring, manner, positions))
+        Self::on(ring, manner, positions).ok()
     }
 
-    fn on(ring: Ring, manner: Manner, positions: (u16, u16)) -> Self {
+    fn on(ring: Ring, manner: Manner, positions: (u16, u16)) -> Result<Self> {
         // CAST: queues have at most 1024 entries.
         let count = ring.layout.size / CHAIN as u16;
         let queue = Self {
+            interrupt: Interrupt::of(&ring)?,
             ring,
             manner,
             slots: std::iter::repeat_with(AtomicU32::default).take(count.into()).collect(),
@@ -102,7 +104,7 @@ impl Queue {
             strays: AtomicU64::new(0),
         };
         queue.ring.spare_call();
-        queue
+        Ok(queue)
     }
 
     /// The rings and the eventfds.
@@ -342,7 +344,7 @@ impl Queue {
                 break;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if !more && !self.ring.await_call(left)? {
+            if !more && !self.interrupt.wait(left)? {
                 break;
             }
         }

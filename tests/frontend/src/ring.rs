@@ -1,9 +1,11 @@
 //! The driver's side of a split virtqueue (virtio 1.2, section 2.7).
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory::{Memory, GPA};
@@ -79,6 +81,32 @@ pub struct Bells {
     pub kick: EventFd,
     /// Rung by the device.
     pub call: EventFd,
+}
+
+/// Waits for an interrupt. Edge-triggered, so that the eventfd is never read: to sleep and to
+/// be woken is one system call.
+#[derive(Debug)]
+pub struct Interrupt(Epoll);
+
+impl Interrupt {
+    /// Of a queue.
+    pub fn of(ring: &Ring) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0);
+        // SAFETY: the eventfd is open as long as `ring` is borrowed; epoll keeps no descriptor.
+        epoll.add(unsafe { BorrowedFd::borrow_raw(ring.call.as_raw_fd()) }, event)?;
+        Ok(Self(epoll))
+    }
+
+    /// Waits so long; `false` if none came.
+    pub fn wait(&self, patience: Duration) -> Result<bool> {
+        let timeout = EpollTimeout::try_from(patience).unwrap_or(EpollTimeout::MAX);
+        match self.0.wait(&mut [EpollEvent::empty()], timeout) {
+            Ok(count) => Ok(count > 0),
+            Err(nix::Error::EINTR) => Ok(true),
+            Err(error) => Err(Error::from(error)),
+        }
+    }
 }
 
 /// A queue, its doorbell and its interrupt. Whoever calls keeps the two positions,
@@ -200,23 +228,6 @@ impl Ring {
         if !self.event_idx {
             self.memory.u16(self.layout.available()).store(1, Ordering::Relaxed);
         }
-    }
-
-    /// Waits for an interrupt so long; `false` if none came.
-    pub fn await_call(&self, patience: std::time::Duration) -> Result<bool> {
-        use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
-        // SAFETY: the eventfd is open as long as `self` is borrowed.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
-        let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
-        let ready = match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {
-            Ok(count) => count > 0,
-            Err(nix::Error::EINTR) => true,
-            Err(error) => return Err(Error::from(error)),
-        };
-        if ready {
-            let _ = self.call.read();
-        }
-        Ok(ready)
     }
 
     /// Zeroes the rings, as a driver does before it starts over.

@@ -51,6 +51,8 @@ pub struct Options {
     pub late: Late,
     /// Send each placement back in the memory table, as stock QEMU does.
     pub echo: bool,
+    /// Look at the event queues instead of sleeping for their interrupts: takes a core.
+    pub attentive: bool,
     /// Protocol features that this VMM does not have.
     pub lacking: VhostUserProtocolFeatures,
     /// What the guest finds where nothing is mapped.
@@ -83,6 +85,7 @@ impl Default for Options {
             patience: Duration::from_secs(20),
             late: Late::UntilNextRequest,
             echo: true,
+            attentive: false,
             lacking: VhostUserProtocolFeatures::empty(),
             hole: Hole::Zero,
             heap: 64 << 20,

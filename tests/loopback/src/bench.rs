@@ -20,16 +20,23 @@ struct Way {
     trusting: bool,
     /// The VMM is not as slow as stock QEMU.
     prompt: bool,
+    /// An event wakes no thread of the launcher.
+    attentive: bool,
 }
 
-const DEFAULT: Way = Way { name: "default", looks: (30, 20), trusting: true, prompt: false };
-const WAYS: [Way; 5] = [
+const DEFAULT: Way =
+    Way { name: "default", looks: (30, 20), trusting: true, prompt: false, attentive: true };
+const WAYS: [Way; 6] = [
     DEFAULT,
+    Way { name: "default, event by a thread", attentive: false, ..DEFAULT },
     Way { name: "busy-polling", looks: (1000, 1000), ..DEFAULT },
     Way { name: "sleeping", looks: (0, 0), ..DEFAULT },
     Way { name: "default, checked pointers", trusting: false, ..DEFAULT },
     Way { name: "default, prompt VMM", prompt: true, ..DEFAULT },
 ];
+
+/// On so few processors a thread that looks takes the time of one that works.
+const FEW: usize = 4;
 
 /// One figure.
 struct Figure {
@@ -42,6 +49,7 @@ pub fn run(options: &Options) -> Result<()> {
     let measure = crate::beside("loopback-measure")?.into_os_string();
     let effort = OsString::from(options.effort.to_string());
     let mut figures = Vec::new();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     collect(&mut figures, "floor", Command::new(&measure).arg("floors").arg(&effort))?;
     if options.host != "sim" && Path::new("/dev/nvidiactl").exists() {
         collect(&mut figures, "native", Command::new(&measure).arg("calls").arg(&effort))?;
@@ -51,6 +59,7 @@ pub fn run(options: &Options) -> Result<()> {
         let (caller, worker) = way.looks;
         started.backend_arg.push(format!("--poll-us={worker}"));
         started.prompt |= way.prompt;
+        started.attentive |= way.attentive && cores > FEW;
         let session = Session::start(&started)?;
         let manner = Manner { trace: None, native: false, trusting: way.trusting, poll_us: caller };
         let program = [measure.clone(), "calls".into(), effort.clone()];

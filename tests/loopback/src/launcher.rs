@@ -70,6 +70,16 @@ struct Ends {
     by_handle: HashMap<u32, usize>,
 }
 
+/// What the machine is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Vm {
+    /// Memory is placed before that is said, and not sent back in the table of RAM; stock
+    /// QEMU does neither.
+    pub prompt: bool,
+    /// Event queues are looked at, not slept for: an interrupt wakes no thread either.
+    pub attentive: bool,
+}
+
 /// The VMM and what the guest has only one of.
 pub struct Launcher {
     guest: OnceLock<Arc<Guest>>,
@@ -82,9 +92,8 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Becomes the guest of the broker that listens on `socket`. A `prompt` VMM places memory
-    /// before it says so, and does not send it back in the table of RAM; stock QEMU does neither.
-    pub fn start(socket: &Path, prompt: bool) -> Result<Arc<Self>> {
+    /// Becomes the guest of the broker that listens on `socket`.
+    pub fn start(socket: &Path, vm: Vm) -> Result<Arc<Self>> {
         let (closing, closers) = channel();
         let launcher = Arc::new(Self {
             guest: OnceLock::new(),
@@ -100,8 +109,9 @@ impl Launcher {
             patience: Duration::from_secs(3600),
             poll: Duration::ZERO,
             heap: (slots + 4) * HEAP,
-            echo: !prompt,
-            late: if prompt { Late::Never } else { Late::UntilNextRequest },
+            echo: !vm.prompt,
+            late: if vm.prompt { Late::Never } else { Late::UntilNextRequest },
+            attentive: vm.attentive,
             ..Options::default()
         };
         let told = Arc::clone(&launcher);

@@ -28,7 +28,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::broker::Broker;
-use crate::launcher::Launcher;
+use crate::launcher::{Launcher, Vm};
 use crate::names::Names;
 
 /// How long the backend may take to close what a program left.
@@ -73,6 +73,10 @@ struct Options {
     /// Place memory before saying so, and do not send it back as RAM: stock QEMU does neither
     #[arg(long)]
     prompt: bool,
+    /// Look at the event queues instead of sleeping for them, as a processor takes an
+    /// interrupt without waking a thread: takes a core
+    #[arg(long)]
+    attentive: bool,
     /// Measure what our own path costs, with floors, instead of running a program
     #[arg(long)]
     bench: bool,
@@ -134,7 +138,8 @@ impl Session {
                 (Some(broker), folder.path().join("backend"))
             }
         };
-        let launcher = Launcher::start(&socket, options.prompt)?;
+        let vm = Vm { prompt: options.prompt, attentive: options.attentive };
+        let launcher = Launcher::start(&socket, vm)?;
         launcher.serve(UnixListener::bind(folder.path().join("programs"))?)?;
         Ok(Self { launcher, broker, folder, preload })
     }
