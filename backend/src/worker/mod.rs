@@ -8,15 +8,21 @@
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed
 //! - [`watch`]: which files are ready
+//! - [`readiness`]: of one file: an edge and an arm make one report
 
 pub mod calls;
 pub mod mapping;
 pub mod objects;
+pub mod readiness;
 pub mod serve;
 pub mod session;
 pub mod start;
 pub mod upstream;
 pub mod watch;
+
+mod atomic {
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+}
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

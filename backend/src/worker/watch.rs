@@ -4,11 +4,12 @@
 //! watched edge-triggered and each edge is kept here until the guest takes it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use super::readiness::Readiness;
 use super::session::{GuestFile, Session};
 use super::upstream::Upstream;
 use crate::host::Host;
@@ -25,34 +26,11 @@ const KICK: u64 = 0;
 /// `POLLIN | POLLPRI`: what `nvidia_poll` says of a file with events.
 const READABLE: u32 = 0x3;
 
-/// The readiness of one file.
+/// One file as it is watched.
 #[derive(Default)]
 pub struct Watch {
-    edges: AtomicU32,
-    armed: AtomicBool,
+    readiness: Readiness,
     registered: AtomicBool,
-}
-
-impl Watch {
-    /// An edge came: its mask, if somebody armed for it.
-    fn edge(&self, mask: u32) -> Option<u32> {
-        self.edges.fetch_or(mask, Ordering::SeqCst);
-        self.take_if_armed()
-    }
-
-    /// Somebody wants to know: the mask at once, if an edge came before.
-    fn arm(&self) -> Option<u32> {
-        self.armed.store(true, Ordering::SeqCst);
-        if self.edges.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
-        self.take_if_armed()
-    }
-
-    /// Of an edge and an arm that cross, exactly one takes both.
-    fn take_if_armed(&self) -> Option<u32> {
-        self.armed.swap(false, Ordering::SeqCst).then(|| self.edges.swap(0, Ordering::SeqCst))
-    }
 }
 
 /// The thread that waits for the host's files, and the queue it reports on.
@@ -119,7 +97,7 @@ impl Watcher {
         // CAST: a handle has 31 bits.
         let Some(file) = session.file(handle as u32) else { return };
         // CAST: poll's and epoll's bits are the same, and few.
-        if let Some(mask) = file.watch.edge(flags.bits() as u32 & 0xffff) {
+        if let Some(mask) = file.watch.readiness.edge(flags.bits() as u32 & 0xffff) {
             self.report(file.handle, mask);
         }
     }
@@ -142,9 +120,9 @@ impl Watcher {
     /// ARM: tells the guest, once, when `file` is ready. An event with data is there
     /// until it is read and makes no new edge, so the host is asked for those.
     pub fn arm(&self, host: &dyn Host, file: &GuestFile) {
-        let mut ready = file.watch.arm();
+        let mut ready = file.watch.readiness.arm();
         if ready.is_none() && host.pending(file.host()) {
-            ready = file.watch.edge(READABLE);
+            ready = file.watch.readiness.edge(READABLE);
         }
         if let Some(mask) = ready {
             self.report(file.handle, mask);
@@ -198,25 +176,45 @@ impl Watcher {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
 
     #[test]
     fn an_edge_that_comes_unarmed_is_remembered() {
-        let watch = Watch::default();
-        assert_eq!(watch.edge(1), None);
-        assert_eq!(watch.edge(2), None);
-        assert_eq!(watch.arm(), Some(3));
-        assert_eq!(watch.edge(1), None, "one report for one arm");
+        let file = Readiness::default();
+        assert_eq!(file.edge(1), None);
+        assert_eq!(file.edge(2), None);
+        assert_eq!(file.arm(), Some(3));
+        assert_eq!(file.edge(1), None, "one report for one arm");
     }
 
     #[test]
-    fn of_an_edge_and_an_arm_that_cross_exactly_one_reports() {
-        for _ in 0..2000 {
-            let watch = Arc::new(Watch::default());
-            let other = Arc::clone(&watch);
-            let edge = std::thread::spawn(move || other.edge(1).is_some());
-            let armed = watch.arm().is_some();
-            assert_ne!(armed, edge.join().unwrap());
+    fn of_a_million_edges_and_arms_that_cross_none_is_lost() {
+        const ROUNDS: u32 = 1_000_000;
+        let file = Arc::new(Readiness::default());
+        let (host, reports) = (Arc::clone(&file), Arc::new(AtomicU32::new(0)));
+        let told = Arc::clone(&reports);
+        // Each edge waits for the last to be reported, each arm likewise, so that they cross.
+        let edges = std::thread::spawn(move || {
+            for round in 0..ROUNDS {
+                while told.load(Ordering::Acquire) < round {
+                    std::thread::yield_now();
+                }
+                if host.edge(1).is_some() {
+                    told.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+        });
+        for round in 0..ROUNDS {
+            while reports.load(Ordering::Acquire) < round {
+                std::thread::yield_now();
+            }
+            if file.arm().is_some() {
+                reports.fetch_add(1, Ordering::AcqRel);
+            }
         }
+        edges.join().unwrap();
+        assert_eq!(reports.load(Ordering::Acquire), ROUNDS);
     }
 }
