@@ -266,6 +266,13 @@ pub unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     let host = next!(c"mremap", Mremap);
     let mut ranges = hold();
+    let start = at.expose_provenance();
+    let ours = ranges.range(..=start).next_back().is_some_and(|(_, range)| start < range.0.end);
+    if ours && larger > length {
+        // VM_DONTEXPAND, as all of the driver's mappings have it.
+        fail(libc::EFAULT);
+        return MAP_FAILED;
+    }
     // SAFETY: the caller's own arguments.
     let shown = unsafe { host(at, length, larger, flags, to) };
     let mut gone = Vec::new();

@@ -6,12 +6,15 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::NonNull;
 
 use nix::libc;
-use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
+use nix::sys::mman::{mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, ProtFlags};
+use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
+use nix::unistd::{fork, ForkResult, Pid};
 
 use crate::abi::escape;
 
@@ -19,6 +22,9 @@ use crate::abi::escape;
 /// control that the probe uses. RM copies its own size of a class's parameters in and out,
 /// whatever the caller says.
 const SCRATCH: usize = 4096;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
 
 /// Opens a node for reading and writing, blocking, closed on exec.
 pub fn open(path: &Path) -> io::Result<File> {
@@ -156,6 +162,91 @@ impl Mapping {
     }
 }
 
+/// A mapping as a piece of address space.
+impl Mapping {
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+
+    fn at(&self, offset: usize) -> NonNull<libc::c_void> {
+        assert!(offset <= self.length, "offset {offset} of {}", self.length);
+        // SAFETY: within the mapping, or one past it.
+        unsafe { self.start.byte_add(offset).cast() }
+    }
+
+    /// Cuts it in two at `offset`, a whole number of pages; the kernel is not asked.
+    pub fn split_off(&mut self, offset: usize) -> Self {
+        assert!(offset & (PAGE - 1) == 0 && offset < self.length, "cut at {offset}");
+        let tail = Self { start: self.at(offset).cast(), length: self.length - offset };
+        self.length = offset;
+        tail
+    }
+
+    /// Makes it longer or shorter, wherever the kernel finds room.
+    pub fn resize(&mut self, length: usize) -> io::Result<()> {
+        // SAFETY: the mapping is this value's alone.
+        let start = unsafe {
+            mremap(self.start.cast(), self.length, length, MRemapFlags::MREMAP_MAYMOVE, None)
+        }?;
+        (self.start, self.length) = (start.cast(), length);
+        Ok(())
+    }
+
+    /// Moves it to another place.
+    pub fn relocate(&mut self) -> io::Result<()> {
+        let length = NonZeroUsize::new(self.length).ok_or(io::ErrorKind::InvalidInput)?;
+        let (free, flags) = (ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE | MapFlags::MAP_ANONYMOUS);
+        // SAFETY: a fresh reservation, which the move replaces.
+        let target = unsafe { nix::sys::mman::mmap_anonymous(None, length, free, flags) }?;
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        // SAFETY: the mapping is this value's alone, and so is the reservation.
+        let start =
+            unsafe { mremap(self.start.cast(), self.length, self.length, flags, Some(target)) }?;
+        self.start = start.cast();
+        Ok(())
+    }
+
+    /// Changes what may be done with a part of it.
+    pub fn protect(&self, part: Range<usize>, protection: ProtFlags) -> io::Result<()> {
+        let start = self.at(part.start);
+        assert!(part.end <= self.length, "a part up to {} of {}", part.end, self.length);
+        // SAFETY: within the mapping; volatile accesses that it forbids end the process.
+        Ok(unsafe { mprotect(start, part.len(), protection) }?)
+    }
+}
+
+/// A child of this process.
+#[derive(Debug)]
+pub struct Child(Pid);
+
+impl Child {
+    /// Waits for its end.
+    pub fn wait(&self) -> io::Result<WaitStatus> {
+        Ok(waitpid(self.0, None)?)
+    }
+
+    /// Whether it has ended, without taking its status.
+    pub fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let status = nix::sys::wait::waitid(nix::sys::wait::Id::Pid(self.0), flags);
+        !matches!(status, Ok(WaitStatus::StillAlive))
+    }
+}
+
+/// Runs `body` in a fork of this process, which ends with 0 if it says yes.
+pub fn in_child(body: impl FnOnce() -> bool) -> io::Result<Child> {
+    // SAFETY: checks run one after the other in one thread.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            let said = body();
+            // SAFETY: ends the child alone.
+            unsafe { libc::_exit(i32::from(!said)) }
+        }
+        ForkResult::Parent { child } => Ok(Child(child)),
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: this mapping was made by `new`, and nothing borrows it any more.
@@ -163,6 +254,7 @@ impl Drop for Mapping {
     }
 }
 
-fn pattern(seed: u64, index: usize) -> u64 {
+/// The word of [`Mapping::fill`] at `index`.
+pub fn pattern(seed: u64, index: usize) -> u64 {
     (seed ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ seed
 }

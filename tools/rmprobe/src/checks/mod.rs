@@ -7,6 +7,7 @@ mod identity;
 mod memory;
 mod objects;
 mod parallel;
+mod vmas;
 
 use crate::rm::{Card, Result};
 
@@ -26,6 +27,7 @@ pub const ALL: &[&[Check]] = &[
     identity::CHECKS,
     objects::CHECKS,
     memory::CHECKS,
+    vmas::CHECKS,
     events::CHECKS,
     parallel::CHECKS,
     errors::CHECKS,
