@@ -6,9 +6,9 @@
 set -u
 if [ "${1:-}" = --pack ]; then
   cd "$(dirname "$0")/../.." || exit 1
-  cargo build --release -p nvguest-loopback -p rmprobe -p vhost-user-nvguest || exit 1
+  cargo build --release -p nvguest-loopback -p rmprobe -p nesprobe -p vhost-user-nvguest || exit 1
   mkdir -p .loopback && rm -f .loopback/*
-  for file in rmprobe vhost-user-nvguest nvguest-loopback loopback-measure libnvguest_loopback.so; do
+  for file in rmprobe nesprobe vhost-user-nvguest nvguest-loopback loopback-measure libnvguest_loopback.so; do
     strip -o ".loopback/$file" "target/release/$file" || exit 1
   done
   git rev-parse --short HEAD > .loopback/commit
@@ -86,6 +86,21 @@ if vulkaninfo=$(command -v vulkaninfo); then
   diff "$work/vk-native" "$work/vk-guest" && echo 'no line differs'
 else
   echo 'not installed'
+fi
+
+section 'a Vulkan program that renders and waits'
+if timeout 20 "$bundle/nesprobe" --list; then
+  timed native "$out/verify-native.txt" timeout 60 "$bundle/nesprobe" --verify
+  timed 'as a guest' "$out/verify-guest.txt" guest --trusting -- "$bundle/nesprobe" --verify
+  diff "$out/verify-native.txt" "$out/verify-guest.txt" && echo 'no line differs'
+  # Interleaved, so that what drifts drifts for both.
+  for round in 1 2 3; do
+    echo "--- round $round"
+    timeout 30 "$bundle/nesprobe" --latency 3000 --json | sed 's/^/native  /'
+    guest --trusting --attentive -- "$bundle/nesprobe" --latency 3000 --json | sed 's/^/guest   /'
+  done
+else
+  echo 'no Vulkan device: set LD_LIBRARY_PATH to a loader, VK_DRIVER_FILES to the driver'
 fi
 
 section 'what our own path costs'

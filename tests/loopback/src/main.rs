@@ -57,6 +57,9 @@ struct Options {
     /// Write each call and its answer here, with names
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// With --trace: run the program natively, with the host's own driver
+    #[arg(long, requires = "trace")]
+    native: bool,
     /// Run the program natively too, and say where calls or answers differ
     #[arg(long)]
     compare: bool,
@@ -170,8 +173,12 @@ impl Session {
     fn run_traced(self, options: &Options) -> Result<ExitCode> {
         let raw = self.folder.path().join("trace");
         let trace = options.trace.as_ref().map(|_| raw.as_path());
-        let manner =
-            Manner { trace, native: false, trusting: options.trusting, poll_us: options.poll_us };
+        let manner = Manner {
+            trace,
+            native: options.native,
+            trusting: options.trusting,
+            poll_us: options.poll_us,
+        };
         let status = self.command(&options.program, &manner).status().map_err(|error| {
             format!("{} was not run: {error}", options.program[0].to_string_lossy())
         })?;

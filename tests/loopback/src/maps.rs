@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nix::libc::{self, MAP_FAILED};
 use nvguest_frontend::wire::{self, Kind};
@@ -183,14 +184,15 @@ fn mapped(
     (fd, offset): (c_int, i64),
 ) -> *mut c_void {
     let shared = modes.1 & libc::MAP_ANONYMOUS == 0 && fd >= 0;
+    let start = Instant::now();
     if shared && files::native(fd).is_some() {
         let shown = host_mmap(at, length, modes, (fd, offset));
-        trace::map(fd, length, modes.0, shown == MAP_FAILED);
+        trace::map(fd, length, modes.0, (shown == MAP_FAILED, start));
         return shown;
     }
     if let Some((_, entry)) = Some(fd).filter(|_| shared).and_then(files::of_any) {
         let outcome = map((fd, entry), at, length, modes, offset);
-        trace::map(fd, length, modes.0, outcome.is_err());
+        trace::map(fd, length, modes.0, (outcome.is_err(), start));
         return outcome.unwrap_or_else(|errno| {
             fail(errno);
             MAP_FAILED

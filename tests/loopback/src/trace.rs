@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use nix::libc;
 
@@ -113,6 +114,7 @@ pub struct Call {
     argument: *mut c_void,
     before: Vec<u8>,
     seen: Seen,
+    start: Instant,
 }
 
 impl Call {
@@ -121,7 +123,8 @@ impl Call {
         let length = decode::size(cmd.into()).min(decode::HEAD);
         let mut before = vec![0; if decode::is_rm(cmd.into()) { length } else { 0 }];
         read(argument.expose_provenance() as u64, &mut before);
-        Self { line: begin(), node, cmd, argument, before, seen: Seen::default() }
+        let (line, seen) = (begin(), Seen::default());
+        Self { line, node, cmd, argument, before, seen, start: Instant::now() }
     }
 
     /// Where its buffers are shown.
@@ -131,6 +134,7 @@ impl Call {
 
     /// When it is over.
     pub fn end(mut self, outcome: Result<c_int, Errno>) {
+        let took = self.start.elapsed();
         let mut after = vec![0; self.before.len()];
         read(self.argument.expose_provenance() as u64, &mut after);
         let call = decode::Call {
@@ -144,6 +148,7 @@ impl Call {
         if let Err(errno) = outcome {
             self.line.put(format_args!(" errno={errno}"));
         }
+        self.line.put(format_args!(" us={}", took.as_micros()));
         for buffer in &self.seen.0 {
             self.line.put(format_args!(" data="));
             for byte in buffer {
@@ -175,12 +180,13 @@ pub fn close(fd: c_int) {
 }
 
 /// A map.
-pub fn map(fd: c_int, length: usize, protection: c_int, failed: bool) {
+pub fn map(fd: c_int, length: usize, protection: c_int, (failed, start): (bool, Instant)) {
     if let Some(node) = name_of(fd).filter(|_| is_on()) {
         let errno = if failed { crate::next::errno() } else { 0 };
         let mut line = begin();
         line.put(format_args!(
-            "mmap node={node} length={length:#x} protection={protection:#x} errno={errno}"
+            "mmap node={node} length={length:#x} protection={protection:#x} errno={errno} us={}",
+            start.elapsed().as_micros()
         ));
         write(line);
     }

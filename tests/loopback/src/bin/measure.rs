@@ -195,15 +195,23 @@ fn event_to_wake(session: &Session, count: u64) -> Result<Times> {
     })
 }
 
-/// Both ways between two processes by eventfds: what a kick and a call cost at least.
-fn ping_pong(count: u64) -> Result<Times> {
+/// Both ways between two processes by eventfds: what a kick and a call cost at least. The
+/// other side works for so long before it answers: who sleeps longer is woken later.
+fn ping_pong(count: u64, work: Duration) -> Result<Times> {
     use nix::sys::eventfd::EventFd;
+    let answer = |pong: &EventFd| {
+        let start = Instant::now();
+        while start.elapsed() < work {
+            std::hint::spin_loop();
+        }
+        pong.write(1).is_ok()
+    };
     let eventfd = || EventFd::new().map_err(|e| rm::io("an eventfd")(e.into()));
     let (ping, pong) = (eventfd()?, eventfd()?);
     // SAFETY: this program has one thread yet.
     let child = match unsafe { nix::unistd::fork() } {
         Ok(nix::unistd::ForkResult::Child) => {
-            while ping.read().is_ok_and(|count| count < 1000) && pong.write(1).is_ok() {}
+            while ping.read().is_ok_and(|count| count < 1000) && answer(&pong) {}
             // SAFETY: ends the child alone.
             unsafe { libc::_exit(0) }
         }
@@ -222,7 +230,8 @@ fn ping_pong(count: u64) -> Result<Times> {
 }
 
 fn floors(scale: impl Fn(u64) -> u64) {
-    report("eventfd ping-pong", ping_pong(scale(20_000)));
+    report("eventfd ping-pong", ping_pong(scale(20_000), Duration::ZERO));
+    report("ping-pong, 4 us of work", ping_pong(scale(20_000), Duration::from_micros(4)));
     report("direct ioctl", direct_ioctl(scale(20_000)));
     report("direct mmap 64 KiB", direct_map(scale(2000), 64 << 10));
     report("direct mmap 64 MiB", direct_map(scale(500), 64 << 20));
