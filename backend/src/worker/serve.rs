@@ -1,8 +1,9 @@
 //! The threads that serve a guest process.
 //!
-//! One of them *leads*: it waits for the next request. A request that is quickly
-//! done it serves itself and goes on leading, which costs no wake-up; before one
-//! that may take long, or when more requests wait, it hands the lead to another.
+//! One of them *leads*: it looks for the next request. A request that is quickly
+//! done it serves itself and goes on leading; before one that may take long it lets
+//! go of the lead and asks for kicks, and wakes nobody: a kick wakes a thread that
+//! takes the lead, and if none comes the same thread leads again when it is done.
 //! Calls on one file keep their order: what comes for a busy file waits there.
 
 use std::collections::{HashSet, VecDeque};
@@ -18,7 +19,7 @@ use super::session::{Admission, GuestFile, Session};
 use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::marshal::scratch::Scratch;
-use crate::sync::lock;
+use crate::sync::{lock, try_lock};
 use crate::transport::link::{self, Outgoing};
 use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};
@@ -69,6 +70,8 @@ struct Queue {
     ring: Option<Ring>,
     kick: Option<OwnedFd>,
     parked: Parked,
+    /// The guest need not kick: somebody looks.
+    is_spared: bool,
 }
 
 /// What wakes a leader that sleeps: the queue's kick, and our own word. Edge-triggered, so
@@ -177,51 +180,79 @@ impl Server {
     }
 
     fn run(&self, bench: &mut Bench) {
-        let mut lead: Option<MutexGuard<'_, ()>> = None;
         let mut armed = false;
         loop {
-            let leading = lead.take().unwrap_or_else(|| lock(&self.lead));
-            let (work, more) = self.next(armed);
-            let Some((work, file)) = self.admit(work, bench) else {
-                lead = Some(leading);
-                continue;
-            };
-            if more || !self.is_quick(&work) {
-                drop(leading);
-            } else {
-                lead = Some(leading);
-            }
+            let (leading, work, more) = self.next(armed);
             armed = Kind::from_number(work.header.kind.get()) == Some(Kind::Arm);
+            let Some((work, file)) = self.admit(work, bench) else { continue };
+            let leading = if more || !self.is_quick(&work) {
+                self.leave(leading);
+                None
+            } else {
+                Some(leading)
+            };
             self.serve(work, file.as_deref(), bench);
+            let mut leading = leading;
             while let Some(work) = file.as_ref().and_then(|file| file.next()) {
                 // The backlog of a file is served without the lead: others go on meanwhile.
-                lead = None;
+                if let Some(leading) = leading.take() {
+                    self.leave(leading);
+                }
                 self.serve(work, file.as_deref(), bench);
             }
         }
     }
 
-    /// The next request, and whether more are waiting. After an ARM the event that it
-    /// waits for is often a few microseconds away: who looks for requests anyway looks
+    /// The lead, the next request, and whether more are waiting. After an ARM the event that
+    /// it waits for is often a few microseconds away: who looks for requests anyway looks
     /// for that as well, which spares it the wake-up of another thread.
-    fn next(&self, mut armed: bool) -> (Work, bool) {
+    fn next(&self, mut armed: bool) -> (MutexGuard<'_, ()>, Work, bool) {
         loop {
-            let deadline = Instant::now() + self.poll;
-            loop {
-                if let Some(found) = self.try_next() {
-                    return found;
+            if let Some(leading) = try_lock(&self.lead) {
+                if let Some((work, more)) = self.look(armed) {
+                    return (leading, work, more);
                 }
-                if Instant::now() >= deadline {
-                    break;
+                drop(leading);
+                if self.wants_kicks() {
+                    continue;
                 }
-                if armed {
-                    armed = !self.session.watcher().look(&self.session);
-                }
-                std::hint::spin_loop();
             }
             armed = false;
-            self.sleep();
+            self.bells.wait();
         }
+    }
+
+    /// Looks for a request for as long as the broker said.
+    fn look(&self, mut armed: bool) -> Option<(Work, bool)> {
+        let deadline = Instant::now() + self.poll;
+        loop {
+            let found = self.try_next();
+            if found.is_some() || Instant::now() >= deadline {
+                return found;
+            }
+            if armed {
+                armed = !self.session.watcher().look(&self.session);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Lets another lead if there is something to do, now or when it comes.
+    fn leave(&self, leading: MutexGuard<'_, ()>) {
+        drop(leading);
+        if self.wants_kicks() {
+            self.bells.ring();
+        }
+    }
+
+    /// Asks to be woken for the next request; whether there is one already. Only after the
+    /// lead was let go: whoever is woken must find it free.
+    fn wants_kicks(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.is_spared = false;
+        let waits = queue.ring.as_mut().is_some_and(Ring::want_kick);
+        drop(queue);
+        waits || !lock(&self.submitted).is_empty()
     }
 
     fn try_next(&self) -> Option<(Work, bool)> {
@@ -231,21 +262,14 @@ impl Server {
         }
         let mut queue = lock(&self.queue);
         let source = Source::Ring(queue.generation);
+        let was_spared = std::mem::replace(&mut queue.is_spared, true);
         let ring = queue.ring.as_mut()?;
+        if !was_spared {
+            ring.spare_kick();
+        }
         let message = ring.take()?;
         let more = ring.has_more();
         Some((Work { message, header: wire::ReqHeader::default(), source }, more))
-    }
-
-    /// Waits for a kick of the queue or a word from the broker.
-    fn sleep(&self) {
-        if lock(&self.queue).ring.as_mut().is_some_and(Ring::want_kick) {
-            return;
-        }
-        self.bells.wait();
-        if let Some(ring) = &mut lock(&self.queue).ring {
-            ring.spare_kick();
-        }
     }
 
     /// Reads the header and finds the file; `None` if the request was answered, or waits.

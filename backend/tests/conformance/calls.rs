@@ -327,14 +327,14 @@ fn a_slow_call_of_one_file_holds_no_other_file() {
     for _ in 0..3 {
         std::thread::scope(|scope| {
             let long = scope.spawn(|| {
-                let mut params = preempt(Duration::from_millis(400));
+                let mut params = preempt(Duration::from_millis(800));
                 client.control(group, command::PREEMPT, &mut params)
             });
             // Until it is under way, and while it is.
             while !long.is_finished() {
                 let before = Instant::now();
                 file.arm().unwrap();
-                assert!(before.elapsed() < Duration::from_millis(200), "{:?}", before.elapsed());
+                assert!(before.elapsed() < Duration::from_millis(400), "{:?}", before.elapsed());
                 std::thread::yield_now();
             }
             long.join().unwrap().unwrap();
