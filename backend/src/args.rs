@@ -63,7 +63,7 @@ pub struct Args {
     pub allow_unmeasured: bool,
 
     /// How long a worker looks at its queue before it sleeps, in microseconds.
-    #[arg(long, value_name = "US", default_value_t = 20)]
+    #[arg(long, value_name = "US", default_value_t = 30)]
     pub poll_us: u32,
 
     /// Answer admins on this Unix socket with the state of the guest, as JSON.

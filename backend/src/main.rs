@@ -31,10 +31,14 @@ use vhost_user_nvguest::host::sim::SimCard;
 use vhost_user_nvguest::profile::{self, NoProfile};
 use vhost_user_nvguest::transport::listen;
 use vhost_user_nvguest::worker::start::HostKind;
-use vhost_user_nvguest::{sandbox, worker};
+use vhost_user_nvguest::{descriptors, sandbox, worker};
 
 /// `EX_CONFIG` of sysexits: no profile fits the host's driver release.
 const NO_PROFILE: u8 = 78;
+
+/// Descriptors that a broker and a worker have room for from the start.
+const BROKER_FILES: u64 = 4096;
+const WORKER_FILES: u64 = 1024;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
 /// The steps of a broker's start, in their order.
 fn serve_guest(args: &Args) -> Result<()> {
     let signals = hold_signals()?;
+    descriptors::make_room(BROKER_FILES).context("Growing the table of descriptors failed")?;
     let settings = settings(args)?;
     if args.check {
         return check(args, &settings);
@@ -79,6 +84,7 @@ fn serve_guest(args: &Args) -> Result<()> {
 
 /// One guest process, for a broker on standard input.
 fn serve_process() -> Result<()> {
+    descriptors::make_room(WORKER_FILES).context("Growing the table of descriptors failed")?;
     SigSet::all().thread_unblock().context("Taking signals failed")?;
     let link = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
     sandbox::worker()?;

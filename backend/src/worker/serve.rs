@@ -318,7 +318,9 @@ impl Server {
         let control = control_of(&work);
         let start = Instant::now();
         let outcome = self.dispatch(&work, file, bench);
-        if let Some(command) = control.filter(|_| start.elapsed() > QUICK) {
+        let took = start.elapsed();
+        tracing::trace!(kind = work.header.kind.get(), control, ?took, "served");
+        if let Some(command) = control.filter(|_| took > QUICK) {
             let mut slow = lock(&self.slow);
             // A guest can make up commands; what is forgotten is learnt again.
             if slow.len() >= MAX_SLOW {

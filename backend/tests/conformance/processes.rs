@@ -285,3 +285,21 @@ fn more_processes_than_the_limit_are_refused_and_come_in_later() {
     pair.guest.process(1000).open("nvidiactl").unwrap();
     files[8].arm().unwrap();
 }
+
+/// Entries of a process's table of descriptors (`/proc/PID/status`).
+fn room(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// A table that grows when there are several threads costs 20 ms of the guest's map.
+#[test]
+fn brokers_and_workers_have_room_for_their_descriptors_from_the_start() {
+    let pair = pair();
+    let process = pair.guest.process(100);
+    let _file = process.open("nvidiactl").unwrap();
+    let worker = pair.backend.worker_of(100).unwrap();
+    assert!(room(pair.backend.pid()) >= 4096, "{}", room(pair.backend.pid()));
+    assert!(room(worker) >= 1024, "{}", room(worker));
+}

@@ -132,6 +132,11 @@ struct Manner<'a> {
 
 impl Session {
     fn start(options: &Options) -> Result<Self> {
+        // A table of descriptors that grows later makes every thread wait for an RCU grace
+        // period; a VMM with more files than these has that too, a program's guest has not.
+        if let Ok(high) = nix::fcntl::fcntl(std::io::stdin(), nix::fcntl::F_DUPFD_CLOEXEC(4095)) {
+            nix::unistd::close(high)?;
+        }
         let folder = tempfile::Builder::new().prefix("nvguest-loopback").tempdir()?;
         let preload = beside("libnvguest_loopback.so")?;
         let (broker, socket) = match &options.broker {
