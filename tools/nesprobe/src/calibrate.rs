@@ -74,9 +74,9 @@ fn off(target: f64, ms: f64) -> f64 {
 }
 
 /// The cost to try next: on the line through the two points nearest to the target, or in
-/// proportion while there is one.
+/// proportion while there is one. Of points that are equally near the newest counts.
 fn propose(target: f64, points: &[Point]) -> u32 {
-    let mut near = points.to_vec();
+    let mut near: Vec<Point> = points.iter().rev().copied().collect();
     near.sort_by(|a, b| off(target, a.ms).total_cmp(&off(target, b.ms)));
     let Some(&best) = near.first() else { return 1 };
     let other = near.iter().find(|it| it.cost != best.cost);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::Result;
+use crate::picture::Picture;
 use crate::report;
 
 /// A check that takes longer hangs.
@@ -35,6 +36,17 @@ impl Seen {
             return Seen::Same(what.to_owned());
         }
         Seen::Differs { expected: expected.to_string(), got: got.to_string() }
+    }
+
+    /// Whether a picture is the one that was expected; its colours are what is seen.
+    pub fn picture(expected: &Picture, got: &Picture) -> Seen {
+        match expected.first_difference(got) {
+            None => Seen::Same(got.tally()),
+            Some(first) => Seen::Differs {
+                expected: expected.tally(),
+                got: format!("{} ({first})", got.tally()),
+            },
+        }
     }
 
     /// Whether bytes, seen as words, are the ones that were expected.

@@ -24,21 +24,24 @@ const MEETINGS: [Meeting; 4] = [
 pub fn check(device: &Arc<Device>, checks: &mut Checks) {
     checks.run("pixels", || {
         let expected = Picture::expect(GROUND, &SCENE, replace);
-        compare(&expected, &draw(device, Style::PLAIN, GROUND, &SCENE)?)
+        Ok(Seen::picture(&expected, &draw(device, Style::PLAIN, GROUND, &SCENE)?))
     });
     checks.run("scissor", || scissor(device));
     checks.run("edges", || edges(device));
     checks.run("depth", || {
         let expected = Picture::expect(GROUND, &SCENE, nearer);
         let style = Style { blend: Blend::Replace, depth: true };
-        compare(&expected, &draw(device, style, GROUND, &SCENE)?)
+        Ok(Seen::picture(&expected, &draw(device, style, GROUND, &SCENE)?))
     });
     checks.run("depth-values", || depth_values(device));
     for (name, blend, meet) in MEETINGS {
         checks.run(name, || {
             let scene = if blend == Blend::Alpha { opaque_or_clear() } else { SCENE };
             let expected = Picture::expect(GROUND, &scene, meet);
-            compare(&expected, &draw(device, Style { blend, depth: false }, GROUND, &scene)?)
+            Ok(Seen::picture(
+                &expected,
+                &draw(device, Style { blend, depth: false }, GROUND, &scene)?,
+            ))
         });
     }
 }
@@ -67,7 +70,7 @@ fn edges(device: &Arc<Device>) -> Result<Seen> {
     let scene = at.map(|at| Rectangle { at, colour: once, depth: 0 });
     let expected = Picture::expect([0; 4], &scene, channels(u8::saturating_add));
     let style = Style { blend: Blend::Add, depth: false };
-    compare(&expected, &draw(device, style, [0; 4], &scene)?)
+    Ok(Seen::picture(&expected, &draw(device, style, [0; 4], &scene)?))
 }
 
 /// What is drawn over everything is seen where the scissor leaves it.
@@ -81,7 +84,7 @@ fn scissor(device: &Arc<Device>) -> Result<Seen> {
         let scissor = Some([left, top, right - left, bottom - top]);
         Draw { scissor, ..as_draw(&pipeline, &over_everything) }
     });
-    compare(&expected, &render(device, &target, GROUND, &draws)?)
+    Ok(Seen::picture(&expected, &render(device, &target, GROUND, &draws)?))
 }
 
 /// The depths themselves, where they are exact: 0 is 0 and 1 is 65535.
@@ -132,14 +135,4 @@ fn render(
         recorder.read_colour(target, &buffer);
     })?;
     Ok(Picture::read(&buffer.read()?))
-}
-
-/// Whether a picture is the expected one; its colours are what is seen.
-pub fn compare(expected: &Picture, got: &Picture) -> Result<Seen> {
-    Ok(match expected.first_difference(got) {
-        None => Seen::Same(got.tally()),
-        Some(first) => {
-            Seen::Differs { expected: expected.tally(), got: format!("{} ({first})", got.tally()) }
-        }
-    })
 }

@@ -94,17 +94,14 @@ fn render_pass(device: &Device, with_depth: bool) -> Result<vk::RenderPass> {
     }
     let subpasses = [subpass];
     let every = vk::PipelineStageFlags::ALL_COMMANDS;
+    let drawing = vk::PipelineStageFlags::ALL_GRAPHICS;
     let access = vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE;
-    let order = |from, to| {
-        vk::SubpassDependency::default()
-            .src_subpass(from)
-            .dst_subpass(to)
-            .src_stage_mask(every)
-            .dst_stage_mask(every)
-            .src_access_mask(access)
-            .dst_access_mask(access)
-    };
-    let dependencies = [order(vk::SUBPASS_EXTERNAL, 0), order(0, vk::SUBPASS_EXTERNAL)];
+    let order = vk::SubpassDependency::default().src_access_mask(access).dst_access_mask(access);
+    let outside = vk::SUBPASS_EXTERNAL;
+    let dependencies = [
+        order.src_subpass(outside).src_stage_mask(every).dst_subpass(0).dst_stage_mask(drawing),
+        order.src_subpass(0).src_stage_mask(drawing).dst_subpass(outside).dst_stage_mask(every),
+    ];
     let info = vk::RenderPassCreateInfo::default()
         .attachments(used)
         .subpasses(&subpasses)
