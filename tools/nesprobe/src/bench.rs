@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::args::{Args, Load as Options, Wait};
-use crate::calibrate::calibrate;
+use crate::calibrate::{calibrate, Point};
 use crate::error::{Result, Tried};
 use crate::frames::{self, Frame, Plan, Run};
 use crate::load::Load;
@@ -40,18 +40,40 @@ struct Summary<'a> {
     interrupted: bool,
 }
 
+/// What a run came to.
+struct Measured {
+    /// Frames before those that count.
+    warm: usize,
+    /// What calibration found.
+    found: Option<Point>,
+    run: Run,
+}
+
 /// Draws, and says how long it took.
 pub fn bench(setup: &Setup, args: &Args) -> Result<()> {
     let options = &args.load;
+    let measured = measure(setup, options, args.json)?;
+    if let Some(path) = &options.csv {
+        let text = csv(&measured.run.frames);
+        fs::write(path, text).tried(format!("write {}", path.display()))?;
+    }
+    let summary = summarise(setup, options, &measured)?;
+    if args.json {
+        return report::json(&summary);
+    }
+    tell(&summary);
+    Ok(())
+}
+
+fn measure(setup: &Setup, options: &Options, quiet: bool) -> Result<Measured> {
+    let Options { cost, wait, .. } = *options;
     let extent = (options.width, options.height);
-    let mut load = Load::new(&setup.device, extent, options.cost, options.frames_in_flight)?;
-    let plan = Plan { time: options.warmup, frames: usize::MAX, period: None, wait: options.wait };
+    let mut load = Load::new(&setup.device, extent, cost, options.frames_in_flight)?;
+    let plan = Plan { time: options.warmup, frames: usize::MAX, period: None, wait };
     let warm = frames::draw(&mut load, &plan)?.frames.len();
-    let found = options
-        .calibrate
-        .map(|target| calibrate(&mut load, target, options.cost, options.wait))
-        .transpose()?;
-    if let Some(point) = found.filter(|_| !args.json) {
+    let target = options.calibrate;
+    let found = target.map(|ms| calibrate(&mut load, ms, cost, wait)).transpose()?;
+    if let Some(point) = found.filter(|_| !quiet) {
         report::line(format_args!("cost       {} takes {:.3} ms a frame", point.cost, point.ms));
     }
     if options.barrier {
@@ -60,21 +82,7 @@ pub fn bench(setup: &Setup, args: &Args) -> Result<()> {
     sys::catch_stop()?;
     let period = options.fps.map(|fps| Duration::from_secs_f64(1.0 / fps));
     let run = frames::draw(&mut load, &Plan { time: options.seconds, period, ..plan })?;
-    if let Some(path) = &options.csv {
-        let text = csv(&run.frames);
-        fs::write(path, text).tried(format!("write {}", path.display()))?;
-    }
-    let mut summary = summarise(setup, options, &run)?;
-    summary.warmup_frames = warm;
-    if let Some(point) = found {
-        (summary.cost, summary.calibrated_ms) = (point.cost, Some(point.ms));
-    }
-    if args.json {
-        report::json(&summary)
-    } else {
-        tell(&summary);
-        Ok(())
-    }
+    Ok(Measured { warm, found, run })
 }
 
 /// Says that all is ready and waits for a line.
@@ -84,7 +92,8 @@ fn barrier() -> Result<()> {
     std::io::stdin().read_line(&mut line).map(drop).tried("wait for a line on standard input")
 }
 
-fn summarise<'a>(setup: &'a Setup, options: &Options, run: &Run) -> Result<Summary<'a>> {
+fn summarise<'a>(setup: &'a Setup, options: &Options, measured: &Measured) -> Result<Summary<'a>> {
+    let Measured { warm, found, run } = measured;
     let frames = &run.frames;
     let seconds = run.time.as_secs_f64();
     // CAST: a float is exact for more frames than any run has.
@@ -93,15 +102,15 @@ fn summarise<'a>(setup: &'a Setup, options: &Options, run: &Run) -> Result<Summa
         device: &setup.device.physical,
         width: options.width,
         height: options.height,
-        cost: options.cost,
-        calibrated_ms: None,
+        cost: found.map_or(options.cost, |it| it.cost),
+        calibrated_ms: found.map(|it| it.ms),
         frames_in_flight: options.frames_in_flight,
         wait: match options.wait {
             Wait::Block => "block",
             Wait::Spin => "spin",
         },
         target_fps: options.fps,
-        warmup_frames: 0,
+        warmup_frames: *warm,
         frames: frames.len(),
         seconds,
         fps,
