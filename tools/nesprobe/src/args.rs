@@ -6,11 +6,6 @@ use std::time::Duration;
 use clap::{ArgGroup, Parser, ValueEnum};
 
 /// A calibrated load for a card, and checks of what it answers; without a screen.
-///
-/// Unless a mode is named, draws a triangle over a whole off-screen picture again and again, one
-/// frame at a time, and prints how long frames took from submission until their fence was
-/// signalled. Once warm, a frame is a vkQueueSubmit, a vkWaitForFences and a vkResetFences: nothing
-/// is created, recorded or allocated. Ctrl-C ends the run early and prints what was measured.
 #[derive(Debug, Clone, Parser)]
 #[command(version, after_help = AFTER, group = ArgGroup::new("mode"))]
 pub struct Args {
@@ -94,7 +89,13 @@ pub struct Load {
     pub frames_in_flight: u32,
 
     /// How to wait for a frame: in one vkWaitForFences, or by asking again and again
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(
+        long,
+        value_name = "block|spin",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     pub wait: Wait,
 
     /// Write every measured frame to a file
@@ -117,9 +118,14 @@ pub enum Wait {
 }
 
 const AFTER: &str = "\
+Unless a mode is named, a triangle is drawn over a whole off-screen picture again and again, one
+frame at a time. A frame lasts from its submission until its fence was seen signalled. Once warm it
+is a vkQueueSubmit, a vkWaitForFences and a vkResetFences: nothing is made, recorded or allocated.
+Ctrl-C ends the run early and prints what was measured.
+
 Examples:
   nesprobe --calibrate 10 --seconds 30 --csv frames.csv   a load of 10 ms a frame
-  nesprobe --cost 5000 --fps 60                           the same load, paced; counts late frames
+  nesprobe --cost 5000 --fps 60                           a paced load; counts late frames
   nesprobe --verify > here.txt                            text to compare with another machine's
 
 Exit status:

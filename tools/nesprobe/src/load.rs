@@ -2,13 +2,12 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::args::Wait;
 use crate::error::Result;
 use crate::shaders;
-use crate::vk::{
-    Buffer, Commands, Device, Draw, Fence, Graphics, Stamps, Style, Target, Waited, Wish,
-};
+use crate::vk::{Clock, Commands, Device, Draw, Fence, Graphics, Style, Target, Waited};
 
 /// Frames that are ready to be submitted.
 pub struct Load {
@@ -22,13 +21,7 @@ pub struct Load {
 struct Slot {
     commands: Commands,
     fence: Fence,
-    clock: Option<Clock>,
-}
-
-/// Two time stamps of the device, and the memory that the device puts them in.
-struct Clock {
-    stamps: Rc<Stamps>,
-    memory: Rc<Buffer>,
+    clock: Option<Rc<Clock>>,
 }
 
 impl Load {
@@ -39,8 +32,7 @@ impl Load {
         let pipeline = Graphics::new(device, &target, code, Style::PLAIN)?;
         let slots = (0..slots)
             .map(|_| {
-                let clock = (device.graphics.timestamp_bits > 0).then(|| Clock::new(device));
-                let clock = clock.transpose()?;
+                let clock = Clock::new(device, &device.graphics)?;
                 let commands = record(device, &target, &pipeline, cost, clock.as_ref())?;
                 Ok(Slot { commands, fence: Fence::new(device)?, clock })
             })
@@ -83,7 +75,7 @@ impl Load {
     }
 
     /// Waits for a slot's frame, for so long at most.
-    pub fn wait_for(&self, slot: usize, limit: std::time::Duration) -> Result<Waited> {
+    pub fn wait_for(&self, slot: usize, limit: Duration) -> Result<Waited> {
         self.slots[slot].fence.wait_for(limit)
     }
 
@@ -91,30 +83,8 @@ impl Load {
     pub fn finish(&mut self, slot: usize) -> Result<Option<f64>> {
         let slot = &mut self.slots[slot];
         slot.fence.reset()?;
-        slot.clock.as_ref().map(|clock| clock.milliseconds(&self.device)).transpose()
+        slot.clock.as_ref().map(|it| it.milliseconds()).transpose()
     }
-}
-
-impl Clock {
-    fn new(device: &Arc<Device>) -> Result<Clock> {
-        let memory = Buffer::new(device, 16, Wish::Host)?;
-        Ok(Clock { stamps: Stamps::new(device)?, memory })
-    }
-
-    fn milliseconds(&self, device: &Device) -> Result<f64> {
-        let mut bytes = [0; 16];
-        self.memory.read_into(&mut bytes)?;
-        let [begin, end] = [&bytes[..8], &bytes[8..]]
-            .map(|it| it.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte)));
-        let ticks = elapsed(begin, end, device.graphics.timestamp_bits);
-        Ok(device.physical.nanoseconds(ticks) / 1e6)
-    }
-}
-
-/// Ticks from one stamp to a later one, of a counter that begins anew after so many bits.
-fn elapsed(begin: u64, end: u64, bits: u32) -> u64 {
-    let mask = u64::MAX >> (64 - bits.clamp(1, 64));
-    end.wrapping_sub(begin) & mask
 }
 
 fn record(
@@ -122,25 +92,12 @@ fn record(
     target: &Rc<Target>,
     pipeline: &Rc<Graphics>,
     cost: u32,
-    clock: Option<&Clock>,
+    clock: Option<&Rc<Clock>>,
 ) -> Result<Commands> {
     let constants = cost.to_ne_bytes().to_vec();
     let draw = [Draw { pipeline: pipeline.clone(), constants, vertices: 3, scissor: None }];
     Commands::record(device, &device.graphics, |recorder| match clock {
-        Some(Clock { stamps, memory }) => {
-            recorder.stamped(stamps, memory, |it| it.draw(target, [0.0; 4], &draw));
-        }
+        Some(clock) => recorder.timed(clock, |it| it.draw(target, [0.0; 4], &draw)),
         None => recorder.draw(target, [0.0; 4], &draw),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::elapsed;
-
-    #[test]
-    fn a_device_clock_that_began_anew_is_read_right() {
-        assert_eq!(elapsed(100, 350, 64), 250);
-        assert_eq!(elapsed(0xffff_fff0, 0x10, 32), 0x20);
-    }
 }

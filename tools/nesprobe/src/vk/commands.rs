@@ -8,7 +8,7 @@ use ash::vk;
 
 use super::memory::whole;
 use super::pipeline::{CONSTANTS, STAGES};
-use super::{Buffer, Compute, Device, Fence, Graphics, Queue, Target};
+use super::{Buffer, Clock, Compute, Device, Fence, Graphics, Queue, Target};
 use crate::error::{Called, Result};
 
 /// A recorded command buffer, to be submitted as often as one likes.
@@ -85,31 +85,6 @@ pub struct Draw {
     pub vertices: u32,
     /// Left, top, width and height of what may be drawn to; all of it unless told.
     pub scissor: Option<[u32; 4]>,
-}
-
-/// Two time stamps of the device.
-pub struct Stamps {
-    raw: vk::QueryPool,
-    device: Arc<Device>,
-}
-
-impl Stamps {
-    /// A pair of time stamps.
-    pub fn new(device: &Arc<Device>) -> Result<Rc<Stamps>> {
-        let info =
-            vk::QueryPoolCreateInfo::default().query_type(vk::QueryType::TIMESTAMP).query_count(2);
-        // SAFETY: the device is alive.
-        let raw =
-            unsafe { device.raw.create_query_pool(&info, None) }.called("vkCreateQueryPool")?;
-        Ok(Rc::new(Stamps { raw, device: device.clone() }))
-    }
-}
-
-impl Drop for Stamps {
-    fn drop(&mut self) {
-        // SAFETY: Commands that use the pool own it, so none is left.
-        unsafe { self.device.raw.destroy_query_pool(self.raw, None) };
-    }
 }
 
 /// Writes commands.
@@ -237,7 +212,7 @@ impl Recorder<'_> {
         self.keep(target);
         self.keep(to);
         let layout = vk::ImageLayout::TRANSFER_SRC_OPTIMAL;
-        let region = [region(target, aspect)];
+        let region = [region(target, aspect, to)];
         let (device, raw) = self.with();
         // SAFETY: see above; drawing left the image in this layout.
         unsafe { device.cmd_copy_image_to_buffer(raw, image, layout, to.raw(), &region) };
@@ -251,7 +226,7 @@ impl Recorder<'_> {
         let (image, colour) = (target.colour.raw, vk::ImageAspectFlags::COLOR);
         let writable = vk::ImageLayout::TRANSFER_DST_OPTIMAL;
         self.change(image, vk::ImageLayout::UNDEFINED, writable);
-        let region = [region(target, colour)];
+        let region = [region(target, colour, from)];
         let (device, raw) = self.with();
         // SAFETY: see above; the image was just put into this layout.
         unsafe { device.cmd_copy_buffer_to_image(raw, from.raw(), image, writable, &region) };
@@ -276,8 +251,8 @@ impl Recorder<'_> {
         unsafe { device.cmd_pipeline_barrier(raw, every, every, flags, &[], &[], &change) };
     }
 
-    /// Computes in the pipeline's buffer.
-    pub fn compute(&mut self, compute: &Rc<Compute>, groups: u32) {
+    /// Computes every word of the pipeline's buffer.
+    pub fn compute(&mut self, compute: &Rc<Compute>) {
         self.keep(compute);
         let (device, raw) = self.with();
         let (at, layout) = (vk::PipelineBindPoint::COMPUTE, compute.layout.raw);
@@ -285,37 +260,41 @@ impl Recorder<'_> {
         unsafe {
             device.cmd_bind_pipeline(raw, at, compute.raw);
             device.cmd_bind_descriptor_sets(raw, at, layout, 0, &[compute.set], &[]);
-            device.cmd_dispatch(raw, groups, 1, 1);
+            device.cmd_dispatch(raw, compute.groups, 1, 1);
         }
         self.barrier();
     }
 
-    /// Takes the first stamp before `work` and the second after, and copies both to a buffer.
-    pub fn stamped(&mut self, stamps: &Rc<Stamps>, to: &Rc<Buffer>, work: impl FnOnce(&mut Self)) {
-        self.keep(stamps);
-        self.keep(to);
+    /// Times `work` by the device's own clock.
+    pub fn timed(&mut self, clock: &Rc<Clock>, work: impl FnOnce(&mut Self)) {
+        self.keep(clock);
         let (device, raw) = self.with();
         // SAFETY: see above; the pool has two queries.
         unsafe {
-            device.cmd_reset_query_pool(raw, stamps.raw, 0, 2);
+            device.cmd_reset_query_pool(raw, clock.stamps, 0, 2);
             let begin = vk::PipelineStageFlags::TOP_OF_PIPE;
-            device.cmd_write_timestamp(raw, begin, stamps.raw, 0);
+            device.cmd_write_timestamp(raw, begin, clock.stamps, 0);
         }
         work(self);
         let (device, raw) = self.with();
-        let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: as above; callers give a buffer of 16 bytes or more.
+        let (to, flags) =
+            (clock.memory.raw(), vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT);
+        // SAFETY: as above; the clock's memory has room for both.
         unsafe {
             let end = vk::PipelineStageFlags::BOTTOM_OF_PIPE;
-            device.cmd_write_timestamp(raw, end, stamps.raw, 1);
-            device.cmd_copy_query_pool_results(raw, stamps.raw, 0, 2, to.raw(), 0, 8, flags);
+            device.cmd_write_timestamp(raw, end, clock.stamps, 1);
+            device.cmd_copy_query_pool_results(raw, clock.stamps, 0, 2, to, 0, 8, flags);
         }
     }
 }
 
-/// All of a target.
-fn region(target: &Target, aspect: vk::ImageAspectFlags) -> vk::BufferImageCopy {
+/// All of a target, to or from a buffer that has room for it.
+fn region(target: &Target, aspect: vk::ImageAspectFlags, buffer: &Buffer) -> vk::BufferImageCopy {
     let (width, height) = target.extent;
+    let pixel = if aspect.contains(vk::ImageAspectFlags::COLOR) { 4 } else { 2 };
+    let needed = u64::from(width) * u64::from(height) * pixel;
+    // PANIC: must: the device would go beyond the buffer.
+    assert!(buffer.size() >= needed, "{} bytes are no room for a picture", buffer.size());
     let layers = vk::ImageSubresourceLayers::default().aspect_mask(aspect).layer_count(1);
     vk::BufferImageCopy::default().image_subresource(layers).image_extent(vk::Extent3D {
         width,

@@ -14,8 +14,8 @@ use crate::error::{Called, Error, Result};
 pub struct Queue {
     pub(super) raw: Mutex<vk::Queue>,
     pub(super) family: u32,
-    /// Bits that are valid in a time stamp; 0 if the queue takes none.
-    pub timestamp_bits: u32,
+    /// Bits that count in a time stamp; 0 if the queue takes none.
+    pub(super) timestamp_bits: u32,
 }
 
 /// A logical device.

@@ -125,12 +125,6 @@ impl Drop for Instance {
 }
 
 impl Physical {
-    /// Ticks of a time stamp, in nanoseconds.
-    pub fn nanoseconds(&self, ticks: u64) -> f64 {
-        // CAST: a float is exact for more ticks than any frame takes.
-        ticks as f64 * self.nanoseconds_per_tick
-    }
-
     /// Whether the device has an extension.
     pub fn has(&self, extension: &CStr) -> bool {
         self.extensions.iter().any(|it| it.as_bytes() == extension.to_bytes())

@@ -5,12 +5,14 @@
 //! - [`memory`]: memory, buffers, images
 //! - [`pipeline`]: render targets and pipelines
 //! - [`commands`]: recording; what is recorded keeps what it uses alive
+//! - [`clock`]: the device's own clock
 //! - [`sync`]: fences and timeline semaphores
 //! - [`external`]: memory that comes from, or goes to, somewhere else
 //!
 //! Each type holds the [`Device`] that it was made from, so that a device goes
 //! last whatever the order in which a caller drops things.
 
+mod clock;
 mod commands;
 mod device;
 mod external;
@@ -20,7 +22,8 @@ mod pipeline;
 mod sync;
 
 pub use ash::vk::MemoryPropertyFlags;
-pub use commands::{Commands, Draw, Stamps};
+pub use clock::Clock;
+pub use commands::{Commands, Draw};
 pub use device::{Device, Queue};
 pub use external::{export, import_fd, import_host, Exported, HostPages};
 pub use instance::{choose, Instance, Physical};

@@ -225,9 +225,13 @@ impl Drop for Graphics {
     }
 }
 
-/// A compute pipeline over one buffer.
+/// Invocations of a group of our compute shaders.
+const GROUP: u64 = 64;
+
+/// A compute pipeline over one buffer, with an invocation for each of its words.
 pub struct Compute {
     pub(super) raw: vk::Pipeline,
+    pub(super) groups: u32,
     pub(super) layout: Layout,
     pub(super) set: vk::DescriptorSet,
     pool: vk::DescriptorPool,
@@ -253,6 +257,8 @@ impl Compute {
         let raw = only(made).called("vkCreateComputePipelines")?;
         let mut compute = Compute {
             raw,
+            // CAST: a buffer of 2^40 bytes is none that we make.
+            groups: (buffer.size() / 4 / GROUP) as u32,
             layout,
             set: vk::DescriptorSet::null(),
             pool: vk::DescriptorPool::null(),
