@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub cycles: Option<u32>,
 
-    /// Time N empty submissions, each waited for
+    /// Time N submissions without work, each waited for
     #[arg(long, value_name = "N", group = "mode", help_heading = "Modes")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub latency: Option<u32>,

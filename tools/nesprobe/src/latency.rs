@@ -1,4 +1,5 @@
-//! `--latency`: what an empty submission takes.
+//! `--latency`: what a submission takes that has nothing to do: its one command buffer holds a
+//! barrier and no work.
 
 use std::time::Instant;
 
@@ -23,7 +24,7 @@ struct Summary<'a> {
     submit_us: Option<Stats>,
 }
 
-/// Times empty submissions, each waited for with a fence.
+/// Times submissions without work, each waited for with a fence.
 pub fn latency(setup: &Setup, count: u32, as_json: bool) -> Result<()> {
     let device = &setup.device;
     let empty = Commands::record(device, &device.graphics, |_| ())?;
