@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, group = "mode", help_heading = "Modes")]
     pub verify: bool,
 
-    /// Check drawing with OpenGL through EGL, by value
+    /// Check drawing with OpenGL through EGL, by value; knows devices by number and name
     #[arg(long, group = "mode", help_heading = "Modes")]
     pub gl: bool,
 
@@ -139,8 +139,8 @@ the card's own clock (empty if it has none), late (0 or 1).";
 
 fn positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    let fits = number.is_finite() && number > 0.0 && number <= 1e6;
-    fits.then_some(number).ok_or_else(|| "must be above 0 and at most 1000000".to_owned())
+    let fits = (1e-3..=1e6).contains(&number);
+    fits.then_some(number).ok_or_else(|| "must be between 0.001 and 1000000".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -190,7 +190,9 @@ mod tests {
 
     #[test]
     fn numbers_that_mean_nothing_are_refused() {
-        for line in ["--fps 0", "--fps nan", "--calibrate -1", "--seconds -1", "--width 0"] {
+        for line in
+            ["--fps 0", "--fps nan", "--fps 1e-300", "--calibrate -1", "--seconds -1", "--width 0"]
+        {
             assert!(parse(line).is_err(), "{line}");
         }
         assert!(parse("--frames-in-flight 17").is_err());
