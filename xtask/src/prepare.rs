@@ -10,9 +10,12 @@ use nvguest_rig::image::{self, Parts};
 use nvguest_rig::provision::{build_module, library_folder, provision, step, Folder};
 use nvguest_rig::Assets;
 
-/// Binaries are linked statically: the same file runs on the build machine, in
-/// every guest and on whatever machine a bundle is taken to.
+/// Binaries are linked statically where they can be: the same file runs on the
+/// build machine, in every guest and on whatever machine a bundle is taken to.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Programs of `tools/` that load libraries at run time, which a static binary cannot.
+const LOADING_TOOLS: [&str; 1] = ["nesprobe"];
 
 /// Programs of `tools/` that run on a developer's machine only.
 const HOST_TOOLS: [&str; 1] = ["abi-extract"];
@@ -90,23 +93,38 @@ fn guest_tools(assets: &Assets) -> Result<Vec<PathBuf>> {
 
 fn binaries(assets: &Assets) -> Result<()> {
     let tools = tool_names()?;
-    let mut words = vec!["build", "--quiet", "--release", "--target", TARGET, "--bins"];
-    for package in ["vhost-user-nvguest", "nvguest-rig"] {
-        words.extend(["--package", package]);
-    }
-    for tool in &tools {
-        words.extend(["--package", tool]);
-    }
-    run(cargo(&words).env("RUSTFLAGS", "-C target-feature=+crt-static"))?;
-    let built = root().join("target").join(TARGET).join("release");
+    let (loading, linked): (Vec<&str>, Vec<&str>) =
+        tools.iter().map(String::as_str).partition(|name| LOADING_TOOLS.contains(name));
+    let mut packages = vec!["vhost-user-nvguest", "nvguest-rig"];
+    packages.extend(&linked);
+    let mut command = build(&packages);
+    run(command.args(["--target", TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static"))?;
+    // Built without naming a target they lie in a folder of their own, so neither kind of
+    // building undoes the other's.
+    run(&mut build(&loading))?;
     let place = assets.root().join("bin");
     fs::create_dir_all(&place).with_context(|| format!("create {}", place.display()))?;
+    let built = root().join("target");
     let ours = ["vhost-user-nvguest", "nvguest-agent", "nvguest-run"];
-    for name in ours.into_iter().chain(tools.iter().map(String::as_str)) {
-        let (from, to) = (built.join(name), place.join(name));
-        let fresh = place.join(format!("{name}.new"));
-        run(Command::new("strip").arg("-o").arg(&fresh).arg(&from))?;
-        fs::rename(&fresh, &to).with_context(|| format!("rename to {}", to.display()))?;
+    for name in ours.iter().chain(&linked) {
+        install(&built.join(TARGET).join("release").join(name), &place)?;
     }
-    Ok(())
+    loading.iter().try_for_each(|name| install(&built.join("release").join(name), &place))
+}
+
+/// The command that builds the programs of these packages.
+fn build(packages: &[&str]) -> Command {
+    let mut command = cargo(&["build", "--quiet", "--release", "--bins"]);
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    command
+}
+
+/// Puts a program into a folder, without what only a debugger needs.
+fn install(program: &Path, place: &Path) -> Result<()> {
+    let to = place.join(program.file_name().unwrap_or_default());
+    let fresh = to.with_extension("new");
+    run(Command::new("strip").arg("-o").arg(&fresh).arg(program))?;
+    fs::rename(&fresh, &to).with_context(|| format!("rename to {}", to.display()))
 }

@@ -96,22 +96,31 @@ fn own_folder(library: &Path) -> Option<PathBuf> {
     above.iter().rev().find(named_so).map(|path| path.to_path_buf())
 }
 
-/// Copies of the libraries, refreshed when the driver's release changes.
+/// What Vulkan's and EGL's loaders find NVIDIA's libraries by: the variable that
+/// names it to them, and where it lies in the folder that guests get.
+const MANIFESTS: [(&str, &str); 2] = [
+    ("VK_DRIVER_FILES", "share/vulkan/icd.d/nvidia_icd.json"),
+    ("__EGL_VENDOR_LIBRARY_FILENAMES", "share/glvnd/egl_vendor.d/10_nvidia.json"),
+];
+
+/// Copies of the libraries and manifests, refreshed when the driver's release
+/// changes.
 fn copied(assets: &Assets, libraries: &[PathBuf]) -> Result<PathBuf> {
     let folder = assets.root().join("nvidia");
     let stamp = folder.join("copied");
-    let wanted = libraries.iter().map(|it| fs::canonicalize(it).unwrap_or_else(|_| it.clone()));
+    let mut files: Vec<(PathBuf, PathBuf)> =
+        libraries.iter().map(|it| (it.clone(), folder.join("lib").join(named(it)))).collect();
+    for (_, tail) in MANIFESTS {
+        files.extend(of_the_system(tail).map(|it| (it, folder.join(tail))));
+    }
+    let wanted = files.iter().map(|(it, _)| fs::canonicalize(it).unwrap_or_else(|_| it.clone()));
     let wanted = wanted.map(|it| it.display().to_string()).collect::<Vec<_>>().join("\n");
     if fs::read_to_string(&stamp).is_ok_and(|have| have == wanted) {
         return Ok(folder);
     }
-    eprintln!("  copying {} NVIDIA libraries of this host for its guests", libraries.len());
-    for part in ["lib", "bin"] {
-        let part = folder.join(part);
-        fs::create_dir_all(&part).with_context(|| format!("create {}", part.display()))?;
-    }
-    for library in libraries {
-        copy(library, &folder.join("lib").join(named(library)))?;
+    eprintln!("  copying {} NVIDIA files of this host for its guests", files.len());
+    for (from, to) in &files {
+        copy(from, to)?;
     }
     let smi = Path::new("/usr/bin/nvidia-smi");
     // Containers may have a script in its place that only works in them.
@@ -122,7 +131,17 @@ fn copied(assets: &Assets, libraries: &[PathBuf]) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// A manifest of the system, where packages or an administrator put it.
+fn of_the_system(tail: &str) -> Option<PathBuf> {
+    let inside = tail.strip_prefix("share/").unwrap_or(tail);
+    let mut places = ["/etc", "/usr/local/share", "/usr/share"].into_iter();
+    places.find_map(|it| Some(Path::new(it).join(inside)).filter(|it| it.exists()))
+}
+
 fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    }
     fs::copy(from, to)
         .with_context(|| format!("copy {} to {}", from.display(), to.display()))
         .map(drop)
@@ -145,11 +164,7 @@ fn environment(folder: &Path, at: &str, libraries: &[PathBuf]) -> Vec<(String, S
         ("PATH".to_owned(), format!("{at}/bin")),
         ("LD_LIBRARY_PATH".to_owned(), folders.join(":")),
     ];
-    let manifests = [
-        ("VK_DRIVER_FILES", "share/vulkan/icd.d/nvidia_icd.json"),
-        ("__EGL_VENDOR_LIBRARY_FILENAMES", "share/glvnd/egl_vendor.d/10_nvidia.json"),
-    ];
-    for (name, tail) in manifests {
+    for (name, tail) in MANIFESTS {
         if folder.join(tail).exists() {
             env.push((name.to_owned(), format!("{at}/{tail}")));
         }
@@ -174,5 +189,16 @@ mod tests {
         let env = environment(Path::new("/opt/nvidia"), "/usr/local/nvidia", &libraries);
         let want = ("LD_LIBRARY_PATH".to_owned(), "/usr/local/nvidia/lib64".to_owned());
         assert!(env.contains(&want), "{env:?}");
+    }
+
+    #[test]
+    fn the_guest_is_told_of_manifests_that_the_folder_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest = folder.path().join(MANIFESTS[0].1);
+        fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+        fs::write(manifest, "{}").unwrap();
+        let env = environment(folder.path(), "/usr/local/nvidia", &[]);
+        let has = |name| env.iter().any(|(it, value)| it == name && value.ends_with(".json"));
+        assert!(has("VK_DRIVER_FILES") && !has("__EGL_VENDOR_LIBRARY_FILENAMES"), "{env:?}");
     }
 }

@@ -16,6 +16,7 @@ fn a_guest_does_as_it_is_told_and_leaves_nothing_behind() {
     a_command_is_ended_by_a_signal(&rig);
     files_go_both_ways(&rig);
     commands_start_together(&rig);
+    loaders_are_there_and_say_that_no_device_is(&rig);
 
     let folder = rig.folder().to_owned();
     let qemu = format!("/proc/{}", rig.guest(0).qemu_pid());
@@ -65,4 +66,13 @@ fn commands_start_together(rig: &Rig) {
     let outputs = Rig::together([uptime(), uptime()]).unwrap();
     let at = |index: usize| outputs[index].stdout_text().trim().parse::<f64>().unwrap();
     assert!((at(0) - at(1)).abs() < 2.0, "{outputs:?}");
+}
+
+/// Programs that load libraries at run time start, and find loaders that find nothing.
+fn loaders_are_there_and_say_that_no_device_is(rig: &Rig) {
+    for (mode, api) in [("--list", "Vulkan loader found no device"), ("--gl", "no device has")] {
+        let output = rig.guest(0).run(["nesprobe", mode]).unwrap();
+        assert_eq!(output.code, Some(3), "{output}");
+        assert!(output.stderr_text().contains(api), "{output}");
+    }
 }

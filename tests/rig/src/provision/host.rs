@@ -16,6 +16,21 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("zstd", "zstd"),
 ];
 
+/// Vulkan and OpenGL in software, for the tests of what runs on them, and the
+/// package that brings each part.
+const RENDERERS: [(&str, &str); 5] = [
+    ("/usr/lib/x86_64-linux-gnu/libvulkan.so.1", "libvulkan1"),
+    ("/usr/lib/x86_64-linux-gnu/libvulkan_lvp.so", "mesa-vulkan-drivers"),
+    ("/usr/lib/x86_64-linux-gnu/libEGL.so.1", "libegl1"),
+    ("/usr/lib/x86_64-linux-gnu/libEGL_mesa.so.0", "libegl-mesa0"),
+    ("/usr/lib/x86_64-linux-gnu/dri/swrast_dri.so", "libgl1-mesa-dri"),
+];
+
+/// Packages that are needed to render and not there.
+pub fn missing_renderers() -> Vec<&'static str> {
+    RENDERERS.iter().filter(|(file, _)| !Path::new(file).exists()).map(|(_, it)| *it).collect()
+}
+
 /// Packages that are needed and not there.
 pub fn missing_packages() -> Vec<&'static str> {
     let mut missing: Vec<&str> =

@@ -117,6 +117,16 @@ pub fn provision(root: &Path) -> Result<Folder> {
     Ok(folder)
 }
 
+/// Has the machine render with Vulkan and OpenGL, in software if it has no
+/// other way: says what it will install, then does.
+pub fn provide_renderers() -> Result<()> {
+    let packages = host::missing_renderers();
+    if !packages.is_empty() {
+        say(&format!("The tests need, with apt-get install: {}", packages.join(" ")));
+    }
+    host::install(&packages)
+}
+
 static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Sends what is said of the steps to standard error, for callers whose own
