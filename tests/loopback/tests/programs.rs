@@ -9,7 +9,7 @@ fn built(name: &str) -> PathBuf {
     BUILT.call_once(|| {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "-p", "nvguest-loopback", "-p", "rmprobe"]);
-        cargo.args(["-p", "vhost-user-nvguest", "--example", "passes", "--bins", "--lib"]);
+        cargo.args(["-p", "vhost-user-nvguest", "--examples", "--bins", "--lib"]);
         if !cfg!(debug_assertions) {
             cargo.arg("--release");
         }
@@ -54,6 +54,11 @@ fn every_check_of_rmprobe_passes_in_a_guest_without_a_vm() {
 #[test]
 fn descriptors_mean_the_same_after_fork_exec_a_message_and_a_duplicate() {
     must_succeed(&loopback(&[], &[&path("examples/passes")]));
+}
+
+#[test]
+fn an_event_wakes_whoever_waits_in_whatever_way_and_once() {
+    must_succeed(&loopback(&[], &[&path("examples/waits")]));
 }
 
 /// Runs so many probes at once, each with these checks.

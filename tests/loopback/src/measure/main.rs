@@ -15,6 +15,8 @@ mod rm;
 #[allow(dead_code, reason = "rmprobe uses all of it")]
 mod sys;
 
+mod event;
+
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::mpsc;
@@ -25,7 +27,7 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use serde_json::json;
 use zerocopy::IntoBytes;
 
-use abi::{class, control, escape, notify};
+use event::Event;
 use rm::{Card, Place, Result, Session};
 
 /// `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS`: 128 bytes, and nothing to wait for.
@@ -126,34 +128,6 @@ fn map_unmap(session: &Session, place: Place, length: u64, count: u64) -> Result
     times
 }
 
-/// A file and an event that makes it readable.
-fn event_of(session: &Session) -> Result<(File, u32)> {
-    let file = rm::open(&session.card.node)?;
-    rm::register(&file, &session.client.ctl).ok("REGISTER_FD")?;
-    // CAST: a descriptor is positive.
-    let number = file.as_raw_fd() as u32;
-    let mut key = abi::OsEvent {
-        client: session.client.handle,
-        device: session.device,
-        fd: number,
-        status: 0,
-    };
-    rm::call(&file, escape::ALLOC_OS_EVENT, &mut key, None, |key| key.status)
-        .ok("ALLOC_OS_EVENT")?;
-    let event = session.client.fresh();
-    let mut params = abi::Event {
-        source: session.subdevice,
-        class: class::OS_EVENT,
-        notify: notify::FIFO | notify::NON_STALL | notify::WITHOUT_DATA,
-        file: number.into(),
-        ..Default::default()
-    };
-    let names = (session.subdevice, event);
-    let params = Some(params.as_mut_bytes());
-    session.client.alloc_on(&file, names, class::OS_EVENT, params).ok("making an event")?;
-    Ok((file, event))
-}
-
 fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN | PollFlags::POLLPRI)];
     matches!(poll(&mut fds, timeout), Ok(1))
@@ -161,11 +135,11 @@ fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> bool {
 
 /// From just before the call that fires an OS event to the wake of a thread that sleeps in poll.
 fn event_to_wake(session: &Session, count: u64) -> Result<Times> {
-    let (file, event) = event_of(session)?;
+    let event = Event::new(session)?;
     let (woken, wakes) = mpsc::channel();
     let (more, rounds) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let file = &file;
+        let file = &event.file;
         scope.spawn(move || {
             while rounds.recv().is_ok() {
                 let seen = wait(file.as_fd(), PollTimeout::from(5000_u16));
@@ -179,12 +153,7 @@ fn event_to_wake(session: &Session, count: u64) -> Result<Times> {
             // Until the other sleeps.
             std::thread::sleep(Duration::from_micros(300));
             let start = Instant::now();
-            let mut handle = event;
-            let params = handle.as_mut_bytes();
-            session
-                .client
-                .control(session.subdevice, control::SET_TRIGGER_FIFO, params)
-                .ok("EVENT_SET_TRIGGER_FIFO")?;
+            event.fire(session)?;
             match wakes.recv() {
                 Ok((true, end)) => Ok(end.saturating_duration_since(start)),
                 _ => rm::wrong("nobody was woken"),

@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# Guests that render, beside their host on the same card: pixels in one guest and in four, frame
+# times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows.
+# About 300 s. Run as root: it unpacks Vulkan and EGL loaders into /.
+# Usage: OUT=folder tests/h200/render.sh [bundle folder [folder with nesprobe and loaders]]
+# The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
+set -u
+bundle=$(realpath "${1:-.bundle}")
+loaders=$(realpath "${2:-.nesprobe}")
+out=${OUT:-out}
+work=$(mktemp -d)
+mkdir -p "$out" "$work/turns"
+exec > >(tee "$out/log.txt") 2>&1
+
+nvidia=/usr/local/nvidia
+if ! ldconfig -p | grep -q libvulkan.so.1; then
+  for package in "$loaders"/*.deb; do dpkg -x "$package" /; done
+  ldconfig
+fi
+if [ -d $nvidia ]; then
+  export LD_LIBRARY_PATH=$nvidia/lib64
+  export VK_DRIVER_FILES=$nvidia/share/vulkan/icd.d/nvidia_icd.json
+  export __EGL_VENDOR_LIBRARY_FILENAMES=$nvidia/share/glvnd/egl_vendor.d/10_nvidia.json
+fi
+
+section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+nesprobe() { timeout 60 "$loaders/nesprobe" "$@"; }
+guest() { "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/logs" --timeout 400 "$@"; }
+await() {
+  local until=$((SECONDS + $3))
+  until grep -q "$2" "$1" 2>/dev/null; do
+    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
+    sleep 0.05
+  done
+}
+field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" | head -1; }
+# What the backend counted so far, as JSON.
+status() {
+  python3 -c 'import socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
+while (b := s.recv(65536)): sys.stdout.write(b.decode())' "$work/admin"
+}
+# Nanoseconds of processor time that the threads of processes had.
+spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {print n + 0}'; }
+# A command in the guest, in its turn.
+turn() {
+  n=$((n + 1))
+  printf '%s\n' "$*" > "$work/turns/$n.new" && mv "$work/turns/$n.new" "$work/turns/$n"
+  await "$work/guest.txt" "^END $n " 200 || return 1
+  sed -n "/^BEGIN $n\$/,/^END $n /p" "$work/guest.txt" | sed '1d;$d'
+}
+
+section machine
+uname -srm; echo "bundle: $(cat "$bundle/commit" 2>/dev/null), nesprobe: $(cat "$loaders/commit")"
+nvidia-smi -L
+used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
+echo "card: $(used)"
+
+section 'natively'
+nesprobe --verify > "$out/verify-native.txt"; echo "verify: $?"
+nesprobe --gl > "$out/gl-native.txt"; echo "gl: $?"
+nesprobe --latency 2000
+ten=$(nesprobe --calibrate 10 --seconds 1 --json | field cost)
+echo "cost of a 10 ms frame: $ten"
+
+section 'one guest'
+n=0
+guest --share "$work/turns:/mnt/turns" --backend-arg=--admin-socket --backend-arg="$work/admin" --run '
+  i=1
+  while :; do
+    until [ -e /mnt/turns/$i ]; do sleep 0.02; done
+    command=$(cat /mnt/turns/$i); [ "$command" = end ] && break
+    echo "BEGIN $i"; eval "$command"; echo "END $i $?"; i=$((i + 1))
+  done' > "$work/guest.txt" 2>&1 &
+runner=$!
+turn true || tail -20 "$work/guest.txt"
+backend=$(pgrep -fo 'vhost-user-nvguest')
+turn nesprobe --list
+turn 'time nesprobe --verify' > "$out/verify-guest.txt" 2>&1; tail -6 "$out/verify-guest.txt"
+echo 'checks that differ from the host:'
+diff "$out/verify-native.txt" <(grep -E '^(ok|FAIL|skip|[0-9])' "$out/verify-guest.txt") && echo none
+turn 'time nesprobe --gl' > "$out/gl-guest.txt" 2>&1
+diff "$out/gl-native.txt" <(grep -vE '^(real|user|sys|$)' "$out/gl-guest.txt") && echo 'OpenGL: no line differs'
+turn 'time nesprobe --latency 300'
+echo "card: $(used)"
+
+section 'frames, by turns'
+: > "$out/frames.jsonl"
+for cost in "$ten" $((ten * 2)); do
+  for round in 1 2 3; do
+    for way in native guest; do
+      options="--cost $cost --seconds 5 --warmup 2 --json"
+      if [ $way = native ]; then line=$(nesprobe $options | tail -1)
+      else line=$(turn nesprobe $options | tail -1); fi
+      echo "{\"way\":\"$way\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
+    done
+  done
+done
+python3 - "$out/frames.jsonl" <<'P'
+import collections, json, statistics, sys
+p50 = collections.defaultdict(list)
+for line in open(sys.argv[1]):
+    it = json.loads(line)
+    p50[it["cost"], it["way"]].append(it["result"]["frame_ms"]["p50"])
+for cost in sorted({cost for cost, _ in p50}):
+    native, guest = (statistics.median(p50[cost, way]) for way in ("native", "guest"))
+    print(f"cost {cost}: native {native:.3f} ms, guest {guest:.3f} ms, {guest / native:.4f}", dict(native=p50[cost, "native"], guest=p50[cost, "guest"]))
+P
+
+section 'what crosses while frames are drawn'
+turn "(nesprobe --cost $ten --seconds 14 --warmup 2 --json > /tmp/long; echo over >> /tmp/long) & sleep 1; echo started"
+sleep 5
+everyone() { echo "$backend" $(pgrep -f -- '--worker'); }
+qemu=$(pgrep -fo qemu-system)
+before=$(status); cpu=$(spent $(everyone)); vcpu=$(spent "$qemu"); start=$(date +%s%N)
+sleep 6
+after=$(status); cpu=$(($(spent $(everyone)) - cpu)); vcpu=$(($(spent "$qemu") - vcpu))
+python3 - "$before" "$after" "$cpu" "$vcpu" "$(($(date +%s%N) - start))" "$ten" <<'P' | tee "$out/crossings.txt"
+import json, sys
+before, after = (json.loads(text) for text in sys.argv[1:3])
+cpu, vcpu, ns = (int(word) for word in sys.argv[3:6])
+frames = ns / 10e6
+print(f"{frames:.0f} frames of 10 ms in {ns / 1e9:.2f} s")
+for kind, count in after["requests"].items():
+    print(f"{kind} {count - before['requests'][kind]}: {(count - before['requests'][kind]) / frames:.3f} a frame")
+print(f"events {after['events'] - before['events']}: {(after['events'] - before['events']) / frames:.3f} a frame")
+print(f"backend: {cpu / 1e3 / frames:.1f} us of processor time a frame; QEMU {vcpu / 1e3 / frames:.0f} us (emulated)")
+print(f"live placements of this process: {after['placements']}, {after['window_bytes'] >> 20} MiB of the window")
+P
+turn 'until grep -q over /tmp/long; do sleep 0.1; done; cat /tmp/long'
+before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
+
+section 'nothing grows'
+turn 'nesprobe --cycles 5' | tail -3
+fds() { ls "/proc/$backend/fd" | wc -l; }
+grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | field placements) placements"; }
+grown
+turn 'time nesprobe --cycles 40' | tail -8
+grown
+turn 'dmesg | grep -iE "nvg|bug|oops|warn" | tail -5'
+echo end > "$work/turns/$((n + 1))"
+wait $runner; echo "guest: $?"; echo "card: $(used)"
+tail -12 "$work/logs/guest0/backend.log"
+
+section 'four guests at once'
+guest --guests 4 --run 'nesprobe --verify' > "$work/four.txt" 2>&1; echo "exit $?"
+for i in 0 1 2 3; do
+  sed -n "s/^guest$i| //p" "$work/four.txt" | grep -E '^(ok|FAIL|skip)' > "$work/four-$i.txt"
+  echo "guest $i: $(grep -c ^ok "$work/four-$i.txt") ok; lines that differ from the host: $(diff <(grep -E '^(ok|FAIL|skip)' "$out/verify-native.txt") "$work/four-$i.txt" | grep -c '^[<>]')"
+done
+cp "$work/four.txt" "$out/verify-four.txt"
+echo "card: $(used)"
