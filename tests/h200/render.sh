@@ -41,7 +41,7 @@ s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
 while (b := s.recv(65536)): sys.stdout.write(b.decode())' "$work/admin"
 }
 # Nanoseconds of processor time that the threads of processes had.
-spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {print n + 0}'; }
+spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {printf "%.0f", n}'; }
 # A command in the guest, in its turn.
 turn() {
   n=$((n + 1))
