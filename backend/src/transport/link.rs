@@ -20,6 +20,9 @@ pub const MAX_PAYLOAD: usize = wire::MAX_REQUEST as usize + 4096;
 /// Descriptors of one message at most.
 const MAX_FDS: usize = 16;
 
+/// Placements whose numbers begin here are views of the arena, numbered by their worker.
+pub const FIRST_VIEW: u32 = 1 << 31;
+
 /// What a message says. The broker sends the first group, a worker the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -43,6 +46,8 @@ pub enum Kind {
     Export = 9,
     /// `[0 for the control queue, 1 for events]`; fd: what rings the guest from now on.
     Call = 10,
+    /// `[errno, offset in the arena]`: answers [`Kind::Take`].
+    Taken = 11,
 
     /// The worker serves.
     Ready = 32,
@@ -64,10 +69,18 @@ pub enum Kind {
     Stopped = 40,
     /// `[verdict, kind of thing, number, count so far]`.
     Refused = 41,
+    /// `[bytes]`: a range of the arena.
+    Take = 42,
+    /// `[offset]`: RM has let go of a range.
+    Give = 43,
+    /// `[offset, view]`: the guest is about to be told of a range.
+    Show = 44,
+    /// `[view]`: the guest has let go of it.
+    Hide = 45,
 }
 
 impl Kind {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 24] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -77,6 +90,7 @@ impl Kind {
         Self::Fetched,
         Self::Export,
         Self::Call,
+        Self::Taken,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -87,6 +101,10 @@ impl Kind {
         Self::Files,
         Self::Stopped,
         Self::Refused,
+        Self::Take,
+        Self::Give,
+        Self::Show,
+        Self::Hide,
     ];
 
     fn from_number(number: u32) -> Option<Self> {
