@@ -25,14 +25,18 @@ use crate::transport::shared::sealed_file;
 const GRAIN: u64 = 64 << 10;
 /// Views at most: as many as guests could map files.
 const MAX_VIEWS: usize = 1 << 17;
+/// Holders of one range at most.
+const MAX_HOLDERS: usize = 1024;
 
 /// A part of the file that somebody has.
 #[derive(Debug)]
 struct Range {
+    /// Who took it, and is counted for it.
     worker: u16,
     length: u64,
-    /// RM may have its pages: its worker lives and has not given it back.
-    held: bool,
+    /// Workers by whom RM may have its pages: each lives and has not given it back. One is
+    /// there as often as the range was handed to it.
+    holders: Vec<u16>,
     /// How often the guest maps it.
     views: u32,
 }
@@ -106,16 +110,30 @@ impl Arena {
         let taken = table.ranges.iter().map(|(&at, range)| (at, range.length));
         let at = first_fit(taken, 0..self.size, length, GRAIN).filter(|_| length <= left);
         let at = at.ok_or(Errno::ENOMEM)?;
-        table.ranges.insert(at, Range { worker, length, held: true, views: 0 });
+        table.ranges.insert(at, Range { worker, length, holders: vec![worker], views: 0 });
         Ok(at)
     }
 
     /// RM has let go of a range.
     pub fn give(&self, worker: u16, at: u64) -> Result<(), NotYours> {
         let mut table = self.table();
-        table.held(worker, at)?.held = false;
+        let holders = &mut table.held(worker, at)?.holders;
+        let place = holders.iter().position(|&holder| holder == worker).ok_or(NotYours)?;
+        holders.swap_remove(place);
         self.settle(table, at);
         Ok(())
+    }
+
+    /// A range of `worker` is another's too, which gives it back by itself: RM has it for
+    /// both. Its length.
+    pub fn share(&self, worker: u16, at: u64, other: u16) -> Result<u64, NotYours> {
+        let mut table = self.table();
+        let range = table.held(worker, at)?;
+        if range.holders.len() >= MAX_HOLDERS {
+            return Err(NotYours);
+        }
+        range.holders.push(other);
+        Ok(range.length)
     }
 
     /// The guest is about to be told of a range by the number `view`.
@@ -149,7 +167,9 @@ impl Arena {
     pub fn buried(&self, worker: u16) {
         let mut gone = Vec::new();
         for (&at, range) in &mut self.table().ranges {
-            if range.worker == worker && std::mem::take(&mut range.held) {
+            let before = range.holders.len();
+            range.holders.retain(|&holder| holder != worker);
+            if before > 0 && range.holders.is_empty() {
                 gone.push((at, range.length));
             }
         }
@@ -174,7 +194,8 @@ impl Arena {
 
     /// A range that nobody has any more is emptied and can be taken again.
     fn settle(&self, table: MutexGuard<'_, Table>, at: u64) {
-        let free = table.ranges.get(&at).filter(|range| !range.held && range.views == 0);
+        let free =
+            table.ranges.get(&at).filter(|range| range.holders.is_empty() && range.views == 0);
         let Some(length) = free.map(|range| range.length) else { return };
         // Emptying takes its time, and nobody but us can find the range meanwhile.
         drop(table);
@@ -197,7 +218,7 @@ impl Table {
     /// A range that `worker` has and has not given back.
     fn held(&mut self, worker: u16, at: u64) -> Result<&mut Range, NotYours> {
         let range = self.ranges.get_mut(&at);
-        range.filter(|range| range.worker == worker && range.held).ok_or(NotYours)
+        range.filter(|range| range.holders.contains(&worker)).ok_or(NotYours)
     }
 }
 
@@ -285,6 +306,23 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_range_is_taken_until_every_worker_has_let_go() {
+        let arena = arena();
+        let at = arena.take(1, 8192).unwrap();
+        write(&arena, at, 8192);
+        assert_eq!(arena.share(2, at, 3), Err(NotYours), "it is not that one's");
+        assert_eq!(arena.share(1, at, 2), Ok(8192));
+        assert_eq!(arena.share(1, at, 2), Ok(8192), "once more");
+        arena.show(2, at, FIRST_VIEW).unwrap();
+        arena.buried(1);
+        arena.give(2, at).unwrap();
+        arena.hide(2, FIRST_VIEW).unwrap();
+        assert!(!is_zero(&arena, at, 8192), "its contents stay");
+        arena.give(2, at).unwrap();
+        assert_eq!((arena.usage(), is_zero(&arena, at, 8192)), ((0, 0), true));
+    }
+
+    #[test]
     fn a_worker_says_nothing_of_anothers_range() {
         let arena = arena();
         let at = arena.take(1, 8192).unwrap();
@@ -307,6 +345,7 @@ mod tests {
         Give(u16, u64),
         Show(u16, u64, u32),
         Hide(u16, u32),
+        Share(u16, u64, u16),
         Bury(u16),
     }
 
@@ -321,6 +360,8 @@ mod tests {
                 FIRST_VIEW + v
             )),
             (worker.clone(), view).prop_map(|(w, v)| Step::Hide(w, FIRST_VIEW + v)),
+            (worker.clone(), 0..SIZE / GRAIN, worker.clone())
+                .prop_map(|(w, at, other)| Step::Share(w, at * GRAIN, other)),
             worker.prop_map(Step::Bury),
         ]
     }
@@ -341,13 +382,14 @@ mod tests {
                     Step::Give(worker, at) => drop(arena.give(worker, at)),
                     Step::Show(worker, at, view) => drop(arena.show(worker, at, view)),
                     Step::Hide(worker, view) => drop(arena.hide(worker, view)),
+                    Step::Share(worker, at, other) => drop(arena.share(worker, at, other)),
                     Step::Bury(worker) => arena.buried(worker),
                 }
                 let table = arena.table();
                 let mut end = 0;
                 for (&at, range) in &table.ranges {
                     prop_assert!(at >= end && at % GRAIN == 0);
-                    prop_assert!(range.held || range.views > 0, "what nobody has is free");
+                    prop_assert!(!range.holders.is_empty() || range.views > 0, "what nobody has is free");
                     end = at + range.length;
                 }
                 prop_assert!(end <= SIZE);

@@ -253,7 +253,10 @@ impl Listener {
                 };
                 message.fds.truncate(1);
                 let fds: Vec<_> = message.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                let out = Outgoing { tag, words: message.words, fds: &fds, ..Outgoing::default() };
+                let [errno, kind, range, _] = message.words;
+                let [range, length] = self.share(range, &asker).ok_or(message.kind)?;
+                let words = [errno, kind, range, length];
+                let out = Outgoing { tag, words, fds: &fds, ..Outgoing::default() };
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {
@@ -275,6 +278,19 @@ impl Listener {
             kind => return Err(kind),
         }
         Ok(())
+    }
+
+    /// A range of the arena goes along with a file that another worker fetched: its place plus
+    /// one and its length, or zeroes.
+    fn share(&self, range: u64, asker: &Worker) -> Option<[u64; 2]> {
+        let Some(at) = range.checked_sub(1) else { return Some([0; 2]) };
+        let arena = self.broker.window.arena()?;
+        let length = arena.share(self.worker.number, at, asker.number).ok()?;
+        if asker.ended.load(Ordering::Acquire) {
+            // It may have been buried before this; if not, it is now or never.
+            let _ = arena.give(asker.number, at);
+        }
+        Some([range, length])
     }
 
     /// What a worker says of its ranges of the arena. It speaks of no other's.

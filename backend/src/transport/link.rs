@@ -40,7 +40,8 @@ pub enum Kind {
     Placed = 6,
     /// `[errno]`: answers [`Kind::Unplace`].
     Unplaced = 7,
-    /// `[errno, file kind]`; fd: the file. Answers [`Kind::Fetch`].
+    /// `[errno, file kind, range, bytes]`; fd: the file. Answers [`Kind::Fetch`]. A range of
+    /// the arena that the file keeps is the asker's too: its offset plus one, or 0.
     Fetched = 8,
     /// `[file]`: hand out this file; answered by [`Kind::Exported`].
     Export = 9,
@@ -59,7 +60,7 @@ pub enum Kind {
     Unplace = 35,
     /// `[file]`: a file of another worker.
     Fetch = 36,
-    /// `[errno, file kind]`; fd: the file.
+    /// `[errno, file kind, range]`; fd: the file; the range as in [`Kind::Fetched`].
     Exported = 37,
     /// `[kind, file, mask]`: an event for the broker's queue.
     Event = 38,

@@ -72,9 +72,8 @@ impl Drop for Extent {
 }
 
 impl Extent {
-    /// Where it is in the window.
-    pub fn window_offset(&self) -> u64 {
-        // The window begins with the arena.
+    /// Where it is in the arena, and in the window, which begins with the arena.
+    pub fn offset(&self) -> u64 {
         self.piece.offset
     }
 }
@@ -195,7 +194,12 @@ impl Arena {
     fn take(&self, length: u64) -> Result<Extent, Errno> {
         let words = [length, 0, 0, 0];
         let answer = self.upstream.ask(Kind::Take, Outgoing { words, ..Outgoing::default() })?;
-        let piece = self.shared.piece(answer.words[1], length).ok_or(Errno::EPROTO)?;
+        self.had(answer.words[1], length)
+    }
+
+    /// A range that the broker handed us.
+    pub fn had(&self, at: u64, length: u64) -> Result<Extent, Errno> {
+        let piece = self.shared.piece(at, length).ok_or(Errno::EPROTO)?;
         Ok(Extent { upstream: Arc::clone(&self.upstream), piece })
     }
 

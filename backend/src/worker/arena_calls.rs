@@ -269,19 +269,20 @@ impl Session {
             return;
         }
         let client = u32_at(prepared.argument(), 0);
-        let (Some(params), Some(file)) = (prepared.params(), named.first()) else { return };
+        let Some(params) = prepared.params() else { return };
         let at = if command == EXPORT_OBJECT { 0 } else { 4 };
         if u32_at(params, at) != OBJECT_TYPE_RM {
             return;
         }
-        let object = u32_at(params, at + 0xc);
+        let (parent, object) = (u32_at(params, at + 8), u32_at(params, at + 0xc));
         if command == EXPORT_OBJECT {
-            lock(&file.keeps).extend(arena.extent(client, object));
+            if let Some(file) = named.first() {
+                lock(&file.keeps).extend(arena.extent(client, object));
+            }
             return;
         }
-        let kept = lock(&file.keeps).last().cloned();
-        lock(&self.objects).made(client, object, u32_at(params, at + 8));
-        match kept {
+        lock(&self.objects).made(client, object, parent);
+        match named.exported() {
             Some(extent) => arena.own(client, object, extent),
             None => arena.forget(client, object),
         }

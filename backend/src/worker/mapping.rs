@@ -174,7 +174,7 @@ impl Mappings {
         length: u64,
     ) -> Result<(u32, Placement), Errno> {
         let id = self.new_view();
-        let at = extent.window_offset();
+        let at = extent.offset();
         let words = [at, u64::from(id), 0, 0];
         self.upstream.tell(Kind::Show, Outgoing { words, ..Outgoing::default() })?;
         let offset = at + offset;

@@ -102,7 +102,10 @@ impl Worker {
                 // CAST: a handle has 31 bits.
                 let exported = self.session.export(message.words[0] as u32);
                 let (words, fd) = match &exported {
-                    Ok((fd, kind)) => ([0, u64::from(*kind as u8), 0, 0], Some(fd)),
+                    Ok((fd, kind, extent)) => {
+                        let range = extent.as_ref().map_or(0, |extent| extent.offset() + 1);
+                        ([0, u64::from(*kind as u8), range, 0], Some(fd))
+                    }
                     Err(errno) => ([u64::from(errno.status()), 0, 0, 0], None),
                 };
                 let fds: Vec<_> = fd.iter().map(|fd| fd.as_raw_fd()).collect();

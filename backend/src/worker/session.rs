@@ -271,10 +271,12 @@ impl Session {
         }
     }
 
-    /// A duplicate of a file for another worker, whose guest process names it.
-    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind), Errno> {
+    /// A duplicate of a file for another worker, whose guest process names it, and the memory
+    /// of the arena that was exported to it.
+    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind, Option<Arc<Extent>>), Errno> {
         let file = self.file(handle).ok_or(Errno::EBADF)?;
-        Ok((file.host().fd.as_fd().try_clone_to_owned()?, file.kind))
+        let exported = lock(&file.keeps).last().cloned();
+        Ok((file.host().fd.as_fd().try_clone_to_owned()?, file.kind, exported))
     }
 }
 
@@ -283,12 +285,21 @@ pub struct Named<'a> {
     session: &'a Session,
     own: RefCell<Vec<Arc<GuestFile>>>,
     foreign: RefCell<Vec<OwnedFd>>,
+    /// Memory of the arena that a foreign file keeps.
+    kept: RefCell<Option<Arc<Extent>>>,
 }
 
 impl<'a> Named<'a> {
     /// No file is named yet.
     pub fn new(session: &'a Session) -> Self {
-        Self { session, own: RefCell::default(), foreign: RefCell::default() }
+        let (own, foreign, kept) = Default::default();
+        Self { session, own, foreign, kept }
+    }
+
+    /// Memory of the arena that was exported to the file that the call names.
+    pub fn exported(&self) -> Option<Arc<Extent>> {
+        let own = self.first().and_then(|file| lock(&file.keeps).last().cloned());
+        own.or_else(|| self.kept.borrow().clone())
     }
 
     /// The first of this worker's own files that the call named.
@@ -301,6 +312,9 @@ impl<'a> Named<'a> {
         let upstream = &self.session.upstream;
         let mut answer = upstream.ask(Kind::Fetch, Outgoing { words, ..Outgoing::default() })?;
         let kind = u8::try_from(answer.words[1]).ok().and_then(FileKind::from_number);
+        if let (Some(arena), Some(at)) = (&self.session.arena, answer.words[2].checked_sub(1)) {
+            *self.kept.borrow_mut() = Some(Arc::new(arena.had(at, answer.words[3])?));
+        }
         let (Some(kind), Some(fd)) = (kind, answer.fds.pop()) else { return Err(Errno::EBADF) };
         if kinds & kind.bit() == 0 {
             return Err(Errno::EINVAL);
