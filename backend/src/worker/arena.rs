@@ -93,28 +93,29 @@ impl Wanted {
         self.size.saturating_add(PAGE - 1) / PAGE * PAGE
     }
 
+    /// Whether it is system memory at all.
+    fn is_system(&self) -> bool {
+        let Registration { flags, attr, .. } = self.registration;
+        attr & attr::LOCATION == attr::PCI && flags & VIRTUAL == 0
+    }
+
     /// Whether it is established that registered memory can stand in.
     fn fits(&self) -> bool {
-        let Registration { kind, flags, attr, .. } = self.registration;
+        let Registration { kind, attr, .. } = self.registration;
         kind == TYPE_IMAGE
-            && attr & attr::LOCATION == attr::PCI
             && attr & attr::PHYSICALITY != attr::CONTIGUOUS
-            && flags & VIRTUAL == 0
             // RM itself maps some of one page, for semaphore surfaces.
             && self.whole() > PAGE
     }
 
-    /// `attr` and `attr2` as RM answers them for memory of its own: defaults become what
-    /// they mean.
+    /// `attr` and `attr2` as RM answers them for memory of its own.
     pub fn answered(&self) -> (u32, u32) {
         let Registration { mut attr, mut attr2, .. } = self.registration;
         attr = attr & !attr::PHYSICALITY | attr::NONCONTIGUOUS;
         if attr & attr::PAGE_SIZE == 0 {
             attr |= attr::PAGE_SIZE_4KB;
         }
-        if attr2 & attr2::ZBC == 0 {
-            attr2 |= attr2::PREFER_NO_ZBC;
-        }
+        attr2 = attr2 & !attr2::ZBC | attr2::PREFER_NO_ZBC;
         if attr2 & attr2::GPU_CACHEABLE == 0 {
             attr2 |= attr2::NOT_GPU_CACHEABLE;
         }
@@ -166,6 +167,9 @@ impl Arena {
         file: &HostFile,
         wanted: &Wanted,
     ) -> Option<(u32, Arc<Extent>)> {
+        if !wanted.is_system() {
+            return None;
+        }
         if !wanted.fits() {
             tracing::debug!(?wanted, "system memory that the arena is not used for");
             return None;
@@ -301,8 +305,9 @@ mod tests {
 
     #[test]
     fn only_what_is_established_comes_from_the_arena() {
-        assert!(wanted(attr::PCI, 0x4000, 65536).fits());
-        assert!(wanted(attr::PCI | 2 << 29, 0, 4097).fits());
+        for wanted in [wanted(attr::PCI, 0x4000, 65536), wanted(attr::PCI | 2 << 29, 0, 4097)] {
+            assert!(wanted.is_system() && wanted.fits(), "{wanted:?}");
+        }
         for (attr, flags, size) in [
             (0, 0, 65536),
             (2 << 25, 0, 65536),
@@ -312,7 +317,8 @@ mod tests {
             (attr::PCI, 0, 4096),
             (attr::PCI, 0, 0),
         ] {
-            assert!(!wanted(attr, flags, size).fits(), "{attr:#x} {flags:#x} {size:#x}");
+            let wanted = wanted(attr, flags, size);
+            assert!(!(wanted.is_system() && wanted.fits()), "{attr:#x} {flags:#x} {size:#x}");
         }
     }
 
@@ -324,6 +330,8 @@ mod tests {
             ((0x2200_0000, 0), (0x2a80_0000, 9)),
             ((0x3a00_0000, 0), (0x2a80_0000, 9)),
             ((0x4280_0000, 4), (0x4a80_0000, 5)),
+            ((0x2300_0000, 0), (0x2b00_0000, 9)),
+            ((0x2200_0000, 0xf), (0x2a80_0000, 0xd)),
         ] {
             let mut wanted = wanted(asked.0, 0, 65536);
             wanted.registration.attr2 = asked.1;
