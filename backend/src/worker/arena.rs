@@ -38,6 +38,8 @@ mod attr {
     pub const CONTIGUOUS: u32 = 2 << 27;
     pub const COHERENCY: u32 = 7 << 29;
     pub const WRITE_BACK: u32 = 5 << 29;
+    /// UNCACHED, CACHED, WRITE_COMBINE, WRITE_BACK: all that were seen.
+    pub const COHERENCIES: [u32; 4] = [0, 1, 2, 5];
     pub const PAGE_SIZE: u32 = 3 << 23;
     pub const PAGE_SIZE_4KB: u32 = 1 << 23;
 }
@@ -104,6 +106,7 @@ impl Wanted {
         let Registration { kind, attr, .. } = self.registration;
         kind == TYPE_IMAGE
             && attr & attr::PHYSICALITY != attr::CONTIGUOUS
+            && attr::COHERENCIES.contains(&(attr >> attr::COHERENCY.trailing_zeros()))
             // RM itself maps some of one page, for semaphore surfaces.
             && self.whole() > PAGE
     }
@@ -313,6 +316,7 @@ mod tests {
             (2 << 25, 0, 65536),
             (3 << 25, 0, 65536),
             (attr::PCI | attr::CONTIGUOUS, 0, 65536),
+            (attr::PCI | 3 << 29, 0, 65536),
             (attr::PCI, VIRTUAL, 65536),
             (attr::PCI, 0, 4096),
             (attr::PCI, 0, 0),
