@@ -33,6 +33,15 @@ const EXPORT_OBJECT: u32 = 0x3d05;
 const IMPORT_OBJECT: u32 = 0x3d06;
 const OBJECT_TYPE_RM: u32 = 1;
 
+/// Calls that may be answered here.
+const ANSWERED: [u32; 5] = [
+    escape::VID_HEAP_CONTROL,
+    escape::ALLOC,
+    escape::MAP_MEMORY,
+    escape::UNMAP_MEMORY,
+    escape::UPDATE_DEVICE_MAPPING_INFO,
+];
+
 fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     if let Some(field) = bytes.get_mut(at..at + N) {
         field.copy_from_slice(&value);
@@ -55,16 +64,14 @@ impl Session {
         named: &Named<'_>,
         prepared: &mut Prepared<'_>,
     ) -> bool {
+        let nr = prepared.nr();
         let Some(arena) = self.arena.as_ref().filter(|_| file.kind == FileKind::Ctl) else {
             return false;
         };
-        let argument = prepared.argument();
-        let client = u32_at(argument, 0);
-        // RM knows what it says to another file's client.
-        if lock(&self.objects).owner(client) != Some(file.handle) {
+        if !ANSWERED.contains(&nr) || !self.owns_client(file, prepared.argument()) {
             return false;
         }
-        match prepared.nr() {
+        match nr {
             escape::VID_HEAP_CONTROL => self.heap_memory(arena, file, prepared),
             escape::ALLOC => self.class_memory(arena, file, prepared),
             escape::MAP_MEMORY => self.map_memory(arena, (file, named), prepared),
@@ -72,6 +79,11 @@ impl Session {
             escape::UPDATE_DEVICE_MAPPING_INFO => self.rename_map(arena, prepared),
             _ => false,
         }
+    }
+
+    /// RM knows what it says to another file's client.
+    fn owns_client(&self, file: &GuestFile, argument: &[u8]) -> bool {
+        lock(&self.objects).owner(u32_at(argument, 0)) == Some(file.handle)
     }
 
     /// VID_HEAP_CONTROL, `AllocSize`: type 0x30, flags 0x34, attr 0x38, format 0x3c,
