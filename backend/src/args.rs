@@ -54,6 +54,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64G", value_parser = size)]
     pub window_size: u64,
 
+    /// Memory in the window that guests' system memory comes from, so that it costs no
+    /// placement: a power of two up to half of the window, 0 for none. An eighth of the
+    /// window, up to 4G, if not given. Costs memory only where it is used.
+    #[arg(long, value_name = "SIZE", value_parser = arena_size)]
+    pub arena: Option<u64>,
+
     /// Profiles that you measured with abi-extract, in place of those built in.
     #[arg(long, value_name = "FOLDER")]
     pub profiles: Option<PathBuf>,
@@ -123,6 +129,13 @@ impl Args {
     pub fn capabilities(&self) -> u32 {
         self.caps.iter().map(|&name| Capability::from(name) as u32).fold(0, |all, bit| all | bit)
     }
+
+    /// Bytes of the arena.
+    pub fn arena_size(&self) -> u64 {
+        const LARGEST: u64 = 4 << 30;
+        let most = self.window_size / 2;
+        self.arena.map_or((self.window_size / 8).min(LARGEST), |size| size.min(most))
+    }
 }
 
 impl From<CapabilityName> for Capability {
@@ -154,6 +167,13 @@ fn size(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
+fn arena_size(text: &str) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        text => size(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -172,6 +192,16 @@ mod tests {
         for text in ["", "G", "3G", "-1", "1K", "99999999999G"] {
             assert!(size(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn an_arena_is_an_eighth_of_the_window_if_nothing_else_is_said() {
+        let arena = |args: &[&str]| Args::try_parse_from(args).unwrap().arena_size();
+        assert_eq!(arena(&["x"]), 4 << 30);
+        assert_eq!(arena(&["x", "--window-size=8G"]), 1 << 30);
+        assert_eq!(arena(&["x", "--arena=0"]), 0);
+        assert_eq!(arena(&["x", "--arena=64M"]), 64 << 20);
+        assert_eq!(arena(&["x", "--arena=64G", "--window-size=8G"]), 4 << 30);
     }
 
     #[test]

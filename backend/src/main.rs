@@ -137,6 +137,7 @@ fn settings(args: &Args) -> Result<Settings> {
         host: if real { HostKind::Nvidia } else { HostKind::Sim },
         card: if real { None } else { Some(SimCard::create(SimCard::DEFAULT_SIZE)?) },
         window_size: args.window_size,
+        arena_size: args.arena_size(),
         poll_us: args.poll_us,
         limits: Limits::default(),
     })
@@ -154,6 +155,7 @@ fn check(args: &Args, settings: &Settings) -> Result<()> {
         println!("node      {}", device.path);
     }
     println!("window    {} GiB", args.window_size >> 30);
+    println!("arena     {} MiB", args.arena_size() >> 20);
     println!("sandbox   {}", sandbox::describe());
     Ok(())
 }

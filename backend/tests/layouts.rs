@@ -2,8 +2,8 @@
 
 use nvguest_abi::store::Store;
 
-/// What `worker/calls.rs` reads: escape, field as NVIDIA names it, offset, bytes.
-const READ: [(&str, &str, u32, u32); 30] = [
+/// What `worker/calls.rs`, `worker/arena_calls.rs` and `marshal/register.rs` read and write: escape, field as NVIDIA names it, offset, bytes.
+const READ: [(&str, &str, u32, u32); 55] = [
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
@@ -34,6 +34,31 @@ const READ: [(&str, &str, u32, u32); 30] = [
     ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "pOldCpuAddress", 0x10, 8),
     ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "pNewCpuAddress", 0x18, 8),
     ("NV_ESC_SYS_PARAMS", "memblock_size", 0, 8),
+    ("NV_ESC_RM_DUP_OBJECT", "hClientSrc", 0xc, 4),
+    ("NV_ESC_RM_DUP_OBJECT", "hObjectSrc", 0x10, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "status", 0x14, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.type", 0x30, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.flags", 0x34, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.attr", 0x38, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.format", 0x3c, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.partitionStride", 0x48, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.size", 0x58, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.offset", 0x68, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.limit", 0x70, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSize.attr2", 0x90, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.hMemory", 0x28, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.type", 0x2c, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.flags", 0x30, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.attr", 0x34, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.attr2", 0x38, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.descriptor", 0x40, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.limit", 0x48, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocOsDesc.descriptorType", 0x50, 4),
+    ("NV_ESC_RM_MAP_MEMORY", "params.hDevice", 4, 4),
+    ("NV_ESC_RM_MAP_MEMORY", "params.status", 0x28, 4),
+    ("NV_ESC_RM_UNMAP_MEMORY", "status", 0x18, 4),
+    ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "hClient", 0, 4),
+    ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "status", 0x20, 4),
 ];
 
 #[test]
@@ -56,4 +81,30 @@ fn every_offset_that_the_worker_reads_is_the_same_in_every_measured_release() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What `worker/arena_calls.rs` reads of the parameters of `NV01_MEMORY_SYSTEM`.
+const MEMORY: [(&str, u32, u32); 10] = [
+    ("owner", 0, 4),
+    ("type", 4, 4),
+    ("flags", 8, 4),
+    ("attr", 0x18, 4),
+    ("attr2", 0x1c, 4),
+    ("format", 0x20, 4),
+    ("size", 0x40, 8),
+    ("alignment", 0x48, 8),
+    ("offset", 0x50, 8),
+    ("limit", 0x58, 8),
+];
+
+#[test]
+fn parameters_of_system_memory_are_the_same_in_every_measured_release() {
+    let store = Store::embedded().unwrap();
+    for release in store.profiles() {
+        let profile = store.load(release).unwrap();
+        let layout = &profile.structs["NV_MEMORY_ALLOCATION_PARAMS"];
+        for (field, offset, bytes) in MEMORY {
+            assert_eq!(layout.field(field), Some((offset, bytes)), "{release}: {field}");
+        }
+    }
 }

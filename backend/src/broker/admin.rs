@@ -65,10 +65,25 @@ pub fn status(broker: &Broker) -> Value {
         "profile": broker.compiled.profile,
         "workers": workers,
         "placements": placements,
+        "placements_peak": broker.window.peak(),
         "window_bytes": window_bytes,
+        "arena": arena(broker),
         "requests": requests(broker),
         "events": broker.control.events_counted() + broker.workers.events_counted(),
         "refusals": refusals,
+    })
+}
+
+/// The arena: bytes, of them taken, in so many ranges; null if there is none.
+fn arena(broker: &Broker) -> Value {
+    broker.window.arena().map_or(Value::Null, |arena| {
+        let (ranges, taken) = arena.usage();
+        json!({
+            "bytes": arena.size(),
+            "placed": arena.is_placed(),
+            "ranges": ranges,
+            "taken_bytes": taken,
+        })
     })
 }
 

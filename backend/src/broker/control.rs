@@ -282,6 +282,9 @@ impl Control {
                 return Err(Errno::EBUSY);
             }
             broker.window.clear(None);
+            if broker.device().can_map() {
+                broker.window.place_arena();
+            }
             self.events().0.forget();
         }
         self.greeted.store(true, Ordering::Release);

@@ -8,15 +8,19 @@
 //! - [`workers`]: which process has which worker and slot
 //! - [`worker`]: one worker, from the broker's side
 //! - [`window`]: what is placed in the guest's memory window
+//! - [`arena`]: the memory file in it that system memory comes from
+//! - [`ranges`]: where there is room, in either
 //! - [`placer`]: the thread that asks the VMM for it
 //! - [`nodes`]: what the guest is told to create
 //! - [`admin`]: what an admin can ask
 
 pub mod admin;
+pub mod arena;
 pub mod control;
 pub mod device;
 pub mod nodes;
 pub mod placer;
+pub mod ranges;
 pub mod window;
 pub mod worker;
 pub mod workers;
@@ -34,6 +38,7 @@ use crate::host::Node;
 use crate::sync::lock;
 use crate::wire;
 use crate::worker::start::HostKind;
+use arena::Arena;
 use control::Control;
 use device::{Device, Frontend};
 use nodes::Nodes;
@@ -56,6 +61,8 @@ pub struct Settings {
     pub card: Option<OwnedFd>,
     /// Bytes of window.
     pub window_size: u64,
+    /// Bytes of it that are the arena; 0 for none.
+    pub arena_size: u64,
     /// How long a worker looks at its queue before it sleeps, in µs.
     pub poll_us: u32,
     /// Limits of the guest.
@@ -73,11 +80,13 @@ pub struct Limits {
     pub files: u32,
     /// Placements in the window.
     pub placements: u32,
+    /// Of the arena, a process has at most one part in so many.
+    pub arena_parts: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { slots: 16, workers: 256, files: 4096, placements: 256 }
+        Self { slots: 16, workers: 256, files: 4096, placements: 256, arena_parts: 2 }
     }
 }
 
@@ -115,8 +124,13 @@ pub struct Broker {
 impl Broker {
     /// A broker that serves nobody yet.
     pub fn new(settings: Settings) -> Result<Arc<Self>> {
-        let Settings { compiled, nodes, host, card, window_size, poll_us, limits } = settings;
+        let Settings { compiled, nodes, host, card, window_size, arena_size, poll_us, limits } =
+            settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
+        let arena = match arena_size {
+            0 => None,
+            size => Some(Arena::create(size, size / limits.arena_parts)?),
+        };
         Ok(Arc::new(Self {
             host,
             card,
@@ -127,7 +141,7 @@ impl Broker {
             compiled,
             nodes: nodes.blob,
             devices: Arc::new(nodes.devices),
-            window: Window::new(window_size, limits.placements),
+            window: Window::new(window_size, arena, limits.placements),
             control: Control::new().context("Setting up the control thread failed")?,
             placer: Placer::default(),
             workers: Workers::new(limits),

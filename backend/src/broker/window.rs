@@ -14,13 +14,15 @@ use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags, VhostUserSha
 use vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
 use zerocopy::FromBytes;
 
+use super::arena::Arena;
+use super::ranges::{first_fit, PAGE};
 use crate::errno::Errno;
 use crate::sync::lock;
+use crate::transport::link::FIRST_VIEW;
 use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
 
-const PAGE: u64 = 4096;
-/// From this length on a range is aligned to it, so that a guest can use large pages.
-const LARGE: u64 = 2 << 20;
+/// Whose the arena's placement is: no worker has this number.
+const NOBODY: u16 = 0;
 /// Names nothing; only its answer is wanted.
 const BARRIER: Uuid = Uuid::from_u128(0x6e76_6775_6573_7400_6261_7272_6965_7200);
 
@@ -50,7 +52,7 @@ struct Range {
 
 struct Held {
     _fd: OwnedFd,
-    _owner: OwnedFd,
+    _owner: Option<OwnedFd>,
     file: (u64, u64),
 }
 
@@ -58,6 +60,8 @@ struct Held {
 struct Ranges {
     by_offset: BTreeMap<u64, Range>,
     next_id: u32,
+    /// Most placements of processes that were live at once.
+    peak: u32,
     /// Files that are placed, with how often: the frontend sends them back as guest memory.
     files: HashMap<(u64, u64), u32>,
 }
@@ -66,19 +70,27 @@ struct Ranges {
 pub struct Window {
     size: u64,
     max_placements: u32,
+    /// Shown at the window's start; placements come behind it.
+    arena: Option<Arena>,
     frontend: Mutex<Option<Backend>>,
     ranges: Mutex<Ranges>,
 }
 
 impl Window {
-    /// An empty window of `size` bytes.
-    pub fn new(size: u64, max_placements: u32) -> Self {
-        Self { size, max_placements, frontend: Mutex::default(), ranges: Mutex::default() }
+    /// An empty window of `size` bytes, which `arena` is a small part of.
+    pub fn new(size: u64, arena: Option<Arena>, max_placements: u32) -> Self {
+        let (frontend, ranges) = Default::default();
+        Self { size, max_placements, arena, frontend, ranges }
     }
 
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// The arena, if there is one.
+    pub fn arena(&self) -> Option<&Arena> {
+        self.arena.as_ref()
     }
 
     /// Where to ask from now on. A new channel means a new activation.
@@ -101,7 +113,6 @@ impl Window {
         if length == 0 || length % PAGE != 0 || offset % PAGE != 0 {
             return Err(Errno::EINVAL);
         }
-        let frontend = self.frontend()?;
         let file = identity(&fd)?;
         let placed_fd = fd.try_clone()?;
         let (id, at) = {
@@ -109,24 +120,55 @@ impl Window {
             if ranges.live() >= self.max_placements {
                 return Err(Errno::ENOMEM);
             }
-            let at = ranges.free_range(length, self.size).ok_or(Errno::ENOMEM)?;
-            let id = ranges.new_id();
-            let held = Some(Held { _fd: fd, _owner: owner, file });
-            ranges.by_offset.insert(at, Range { id, worker, length, held });
-            *ranges.files.entry(file).or_default() += 1;
-            (id, at)
+            let taken = ranges.by_offset.iter().map(|(&at, range)| (at, range.length));
+            let start = self.arena.as_ref().map_or(0, Arena::size);
+            let at = first_fit(taken, start..self.size, length, PAGE).ok_or(Errno::ENOMEM)?;
+            let held = Held { _fd: fd, _owner: Some(owner), file };
+            (ranges.insert(at, worker, length, held), at)
         };
         let flags =
             if writable { VhostUserMMapFlags::WRITABLE } else { VhostUserMMapFlags::empty() };
-        let request = request(at, length, offset, flags);
-        let mapped = frontend.shmem_map(&request, &placed_fd);
-        self.barrier(&frontend);
-        if let Err(error) = mapped {
-            tracing::warn!(%error, offset = at, length, "the VMM did not map into the window");
-            self.ranges().remove(at);
-            return Err(Errno::ENOMEM);
-        }
+        self.map(&placed_fd, &request(at, length, offset, flags))?;
         Ok((id, at))
+    }
+
+    /// Shows the arena to a guest that begins: once, all of it.
+    pub fn place_arena(&self) {
+        let Some(arena) = &self.arena else { return };
+        if let Err(error) = self.try_place(arena) {
+            tracing::warn!(%error, "the arena is not used: each map of system memory costs a placement");
+        }
+    }
+
+    fn try_place(&self, arena: &Arena) -> Result<(), Errno> {
+        let fd = arena.file().as_fd().try_clone_to_owned()?;
+        let held = Held { _fd: fd.try_clone()?, _owner: None, file: identity(&fd)? };
+        self.ranges().insert(0, NOBODY, arena.size(), held);
+        self.map(&fd, &request(0, arena.size(), 0, VhostUserMMapFlags::WRITABLE))?;
+        arena.placed();
+        Ok(())
+    }
+
+    /// Asks the VMM; if it does not, what was to be mapped is forgotten.
+    fn map(&self, fd: &OwnedFd, request: &VhostUserMMap) -> Result<(), Errno> {
+        let (at, length) = (request.shm_offset, request.len);
+        let mapped = self.frontend().map(|frontend| {
+            let mapped = frontend.shmem_map(request, fd);
+            self.barrier(&frontend);
+            mapped
+        });
+        match mapped {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, offset = at, length, "the VMM did not map into the window");
+                self.ranges().remove(at);
+                Err(Errno::ENOMEM)
+            }
+            Err(errno) => {
+                self.ranges().remove(at);
+                Err(errno)
+            }
+        }
     }
 
     /// Takes a placement of `worker` out; returns once no guest reaches its memory.
@@ -152,9 +194,18 @@ impl Window {
         Ok(())
     }
 
-    /// Takes out all that `worker` had, or all there is; and only then lets go of it. The
-    /// ranges of a worker stay taken: its guest process may reach them until it unmaps.
+    /// Takes out all that a dead `worker` had, or all there is; and only then lets go of it.
+    /// The ranges of a worker stay taken: its guest process may reach them until it unmaps.
     pub fn clear(&self, worker: Option<u16>) {
+        self.clear_placements(worker);
+        match (&self.arena, worker) {
+            (Some(arena), Some(worker)) => arena.buried(worker),
+            (Some(arena), None) => arena.clear(),
+            (None, _) => {}
+        }
+    }
+
+    fn clear_placements(&self, worker: Option<u16>) {
         let gone: Vec<(u64, u64, bool)> = self
             .ranges()
             .by_offset
@@ -197,6 +248,9 @@ impl Window {
         }
         let unmap = UnmapReq::read_from_bytes(body).map_err(|_| Errno::ENODEV)?;
         let (worker, id) = (file_worker(header.file.get()), unmap.placement.get());
+        if let (Some(arena), true) = (&self.arena, id >= FIRST_VIEW) {
+            return arena.hide(worker, id).map_err(|_| Errno::ENODEV);
+        }
         let mut ranges = self.ranges();
         let dead = |range: &Range| (range.worker, range.id) == (worker, id) && range.held.is_none();
         let found = ranges.by_offset.iter().find(|(_, range)| dead(range)).map(|(&at, _)| at);
@@ -216,40 +270,44 @@ impl Window {
         !regular || self.ranges().files.contains_key(&(stat.st_dev, stat.st_ino))
     }
 
-    /// Placements that are live, and bytes of the window that are taken.
+    /// Most placements of processes that were live at once.
+    pub fn peak(&self) -> u32 {
+        self.ranges().peak
+    }
+
+    /// Placements of processes that are live, and bytes of the window that they take.
     pub fn usage(&self) -> (u32, u64) {
         let ranges = self.ranges();
-        (ranges.live(), ranges.by_offset.values().map(|range| range.length).sum())
+        (ranges.live(), ranges.of_processes().map(|range| range.length).sum())
     }
 }
 
 impl Ranges {
+    fn of_processes(&self) -> impl Iterator<Item = &Range> {
+        self.by_offset.values().filter(|range| range.worker != NOBODY)
+    }
+
     // CAST: bounded by max_placements.
     fn live(&self) -> u32 {
-        self.by_offset.values().filter(|range| range.held.is_some()).count() as u32
+        self.of_processes().filter(|range| range.held.is_some()).count() as u32
+    }
+
+    fn insert(&mut self, at: u64, worker: u16, length: u64, held: Held) -> u32 {
+        let id = self.new_id();
+        *self.files.entry(held.file).or_default() += 1;
+        self.by_offset.insert(at, Range { id, worker, length, held: Some(held) });
+        self.peak = self.peak.max(self.live());
+        id
     }
 
     fn new_id(&mut self) -> u32 {
         loop {
-            self.next_id = self.next_id.wrapping_add(1);
+            self.next_id = (self.next_id + 1) % FIRST_VIEW;
             let id = self.next_id;
             if id != 0 && self.by_offset.values().all(|range| range.id != id) {
                 return id;
             }
         }
-    }
-
-    /// The lowest range that is free, or `None`.
-    fn free_range(&self, length: u64, size: u64) -> Option<u64> {
-        let alignment = if length >= LARGE { LARGE } else { PAGE };
-        let mut at = 0u64;
-        for (&taken, range) in &self.by_offset {
-            if at.checked_add(length)? <= taken {
-                break;
-            }
-            at = taken.checked_add(range.length)?.checked_next_multiple_of(alignment)?;
-        }
-        (at.checked_add(length)? <= size).then_some(at)
     }
 
     fn hollow(&mut self, at: u64) {
@@ -286,35 +344,5 @@ fn request(at: u64, length: u64, offset: u64, flags: VhostUserMMapFlags) -> Vhos
         len: length,
         flags: flags.bits(),
         ..VhostUserMMap::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn taken(ranges: &[(u64, u64)]) -> Ranges {
-        let by_offset = ranges
-            .iter()
-            .zip(1..)
-            .map(|(&(at, length), id)| (at, Range { id, worker: 1, length, held: None }))
-            .collect();
-        Ranges { by_offset, ..Ranges::default() }
-    }
-
-    #[test]
-    fn the_lowest_hole_that_is_large_enough_is_taken() {
-        let ranges = taken(&[(0, 0x1000), (0x2000, 0x1000), (0x5000, 0x1000)]);
-        assert_eq!(ranges.free_range(0x1000, 1 << 30), Some(0x1000));
-        assert_eq!(ranges.free_range(0x2000, 1 << 30), Some(0x3000));
-        assert_eq!(ranges.free_range(0x3000, 1 << 30), Some(0x6000));
-        assert_eq!(ranges.free_range(LARGE, 1 << 30), Some(LARGE));
-    }
-
-    #[test]
-    fn a_full_window_has_no_range() {
-        let ranges = taken(&[(0, 0x4000)]);
-        assert_eq!(ranges.free_range(0x1000, 0x4000), None);
-        assert_eq!(ranges.free_range(u64::MAX, 0x4000), None);
     }
 }

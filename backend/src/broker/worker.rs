@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use nvguest_abi::compiled::Verdict;
 use zerocopy::IntoBytes;
 
+use super::arena::{Arena, NotYours};
 use super::control::Pending;
 use super::Broker;
 use crate::errno::Errno;
@@ -89,6 +90,7 @@ impl Worker {
     }
 
     fn introduce(&self, broker: &Broker) -> Result<()> {
+        let arena = broker.window.arena().filter(|arena| arena.is_placed());
         let start = Start {
             worker: self.number,
             host: broker.host,
@@ -96,11 +98,13 @@ impl Worker {
             poll_us: broker.poll_us,
             max_files: broker.limits.files,
             max_placements: broker.limits.placements,
+            arena_size: arena.map_or(0, Arena::size),
             compiled: Arc::clone(&broker.compiled),
             nodes: Arc::clone(&broker.devices),
         };
         let page = self.page.share()?;
         let mut fds = vec![page.as_raw_fd()];
+        fds.extend(arena.map(|arena| arena.file().as_raw_fd()));
         fds.extend(broker.card.as_ref().map(AsRawFd::as_raw_fd));
         let payload = start.encode(&broker.compiled_blob);
         let out = Outgoing { payload: &payload, fds: &fds, ..Outgoing::default() };
@@ -233,6 +237,7 @@ impl Listener {
             }
             Kind::Place => broker.placer.place(worker, message),
             Kind::Unplace => broker.placer.unplace(worker, message),
+            Kind::Take | Kind::Give | Kind::Show | Kind::Hide => self.arena(&message)?,
             Kind::Fetch => {
                 let file = message.words[0];
                 match broker.workers.of_file(u32::try_from(file).unwrap_or(0)) {
@@ -248,7 +253,10 @@ impl Listener {
                 };
                 message.fds.truncate(1);
                 let fds: Vec<_> = message.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                let out = Outgoing { tag, words: message.words, fds: &fds, ..Outgoing::default() };
+                let [errno, kind, range, _] = message.words;
+                let [range, length] = self.share(range, &asker).ok_or(message.kind)?;
+                let words = [errno, kind, range, length];
+                let out = Outgoing { tag, words, fds: &fds, ..Outgoing::default() };
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {
@@ -270,6 +278,41 @@ impl Listener {
             kind => return Err(kind),
         }
         Ok(())
+    }
+
+    /// A range of the arena goes along with a file that another worker fetched: its place plus
+    /// one and its length, or zeroes.
+    fn share(&self, range: u64, asker: &Worker) -> Option<[u64; 2]> {
+        let Some(at) = range.checked_sub(1) else { return Some([0; 2]) };
+        let arena = self.broker.window.arena()?;
+        let length = arena.share(self.worker.number, at, asker.number).ok()?;
+        if asker.ended.load(Ordering::Acquire) {
+            // It may have been buried before this; if not, it is now or never.
+            let _ = arena.give(asker.number, at);
+        }
+        Some([range, length])
+    }
+
+    /// What a worker says of its ranges of the arena. It speaks of no other's.
+    fn arena(&self, message: &Message) -> Result<(), Kind> {
+        let (kind, number) = (message.kind, self.worker.number);
+        let arena = self.broker.window.arena().ok_or(kind)?;
+        let [first, second, ..] = message.words;
+        let view = |word| u32::try_from(word).map_err(|_| kind);
+        let heard = match kind {
+            Kind::Give => arena.give(number, first),
+            Kind::Show => arena.show(number, first, view(second)?),
+            Kind::Hide => arena.hide(number, view(first)?),
+            _ => {
+                let (outcome, at) = match arena.take(number, first) {
+                    Ok(at) => (Ok(()), at),
+                    Err(errno) => (Err(errno), 0),
+                };
+                self.worker.answer(Kind::Taken, message.tag, outcome, [at, 0]);
+                Ok(())
+            }
+        };
+        heard.map_err(|NotYours| kind)
     }
 
     /// The order matters: nobody may reach memory that RM has given away, and nobody

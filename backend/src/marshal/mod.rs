@@ -16,6 +16,7 @@
 //! - `rm`: what RM itself reads from an argument
 //! - [`prepare`](mod@prepare): gather, a request into a call
 //! - [`reply`]: scatter, the results into a reply
+//! - [`register`]: the one call that is not the guest's
 //! - [`scratch`]: the memory, and the only `unsafe`
 
 #[forbid(unsafe_code)]
@@ -24,6 +25,8 @@ mod bounded;
 mod plan;
 #[forbid(unsafe_code)]
 pub mod prepare;
+#[forbid(unsafe_code)]
+pub mod register;
 #[forbid(unsafe_code)]
 pub mod reply;
 #[forbid(unsafe_code)]

@@ -13,6 +13,7 @@ use nix::sys::mman::{madvise, mmap_anonymous, mprotect, munmap};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags};
 
 use crate::errno::Errno;
+use crate::transport::shared::Piece;
 
 /// Blocks of one frame at most: an argument and the buffers it reaches.
 pub const BLOCKS: usize = 8;
@@ -57,7 +58,7 @@ impl Scratch {
 
     /// The blocks of one call, none yet.
     pub fn frame(&mut self) -> Frame<'_> {
-        Frame { scratch: self, lengths: [0; BLOCKS], count: 0 }
+        Frame { scratch: self, lengths: [0; BLOCKS], count: 0, registered: None }
     }
 
     /// Where the slot's bytes end and its guard page begins.
@@ -111,6 +112,8 @@ pub struct Frame<'s> {
     lengths: [usize; BLOCKS],
     /// INVARIANT: at most `BLOCKS`.
     count: usize,
+    /// Memory of the arena that the call registers.
+    registered: Option<Piece>,
 }
 
 impl Frame<'_> {
@@ -168,10 +171,29 @@ impl Frame<'_> {
     /// 8 bytes are not within the block, or `to` is not of this frame.
     pub fn point(&mut self, from: BlockId, offset: usize, to: BlockId) -> Result<(), Errno> {
         let address = self.address(to).ok_or(Errno::EFAULT)?;
+        self.write_address(from, offset, address)
+    }
+
+    /// Writes the address of memory of the arena, which the call registers with RM, at
+    /// `offset` in block `from`; EFAULT if its 8 bytes are not within the block.
+    pub fn register(&mut self, from: BlockId, offset: usize, piece: &Piece) -> Result<(), Errno> {
+        self.write_address(from, offset, piece.address())?;
+        self.registered = Some(piece.clone());
+        Ok(())
+    }
+
+    fn write_address(&mut self, from: BlockId, offset: usize, address: u64) -> Result<(), Errno> {
         let end = offset.checked_add(8).ok_or(Errno::EFAULT)?;
         let field = self.bytes_mut(from).get_mut(offset..end).ok_or(Errno::EFAULT)?;
         field.copy_from_slice(&address.to_le_bytes());
         Ok(())
+    }
+
+    /// The memory at `address` if it is just that which the call registers: how a simulated
+    /// driver pins it.
+    pub fn registered(&self, address: u64, length: u64) -> Option<&Piece> {
+        let here = |piece: &&Piece| (piece.address(), piece.length) == (address, length);
+        self.registered.as_ref().filter(here)
     }
 
     /// Where the block is, as the driver sees it.

@@ -20,6 +20,9 @@ pub const MAX_PAYLOAD: usize = wire::MAX_REQUEST as usize + 4096;
 /// Descriptors of one message at most.
 const MAX_FDS: usize = 16;
 
+/// Placements whose numbers begin here are views of the arena, numbered by their worker.
+pub const FIRST_VIEW: u32 = 1 << 31;
+
 /// What a message says. The broker sends the first group, a worker the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -37,12 +40,15 @@ pub enum Kind {
     Placed = 6,
     /// `[errno]`: answers [`Kind::Unplace`].
     Unplaced = 7,
-    /// `[errno, file kind]`; fd: the file. Answers [`Kind::Fetch`].
+    /// `[errno, file kind, range, bytes]`; fd: the file. Answers [`Kind::Fetch`]. A range of
+    /// the arena that the file keeps is the asker's too: its offset plus one, or 0.
     Fetched = 8,
     /// `[file]`: hand out this file; answered by [`Kind::Exported`].
     Export = 9,
     /// `[0 for the control queue, 1 for events]`; fd: what rings the guest from now on.
     Call = 10,
+    /// `[errno, offset in the arena]`: answers [`Kind::Take`].
+    Taken = 11,
 
     /// The worker serves.
     Ready = 32,
@@ -54,7 +60,7 @@ pub enum Kind {
     Unplace = 35,
     /// `[file]`: a file of another worker.
     Fetch = 36,
-    /// `[errno, file kind]`; fd: the file.
+    /// `[errno, file kind, range]`; fd: the file; the range as in [`Kind::Fetched`].
     Exported = 37,
     /// `[kind, file, mask]`: an event for the broker's queue.
     Event = 38,
@@ -64,10 +70,18 @@ pub enum Kind {
     Stopped = 40,
     /// `[verdict, kind of thing, number, count so far]`.
     Refused = 41,
+    /// `[bytes]`: a range of the arena.
+    Take = 42,
+    /// `[offset]`: RM has let go of a range.
+    Give = 43,
+    /// `[offset, view]`: the guest is about to be told of a range.
+    Show = 44,
+    /// `[view]`: the guest has let go of it.
+    Hide = 45,
 }
 
 impl Kind {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 24] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -77,6 +91,7 @@ impl Kind {
         Self::Fetched,
         Self::Export,
         Self::Call,
+        Self::Taken,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -87,6 +102,10 @@ impl Kind {
         Self::Files,
         Self::Stopped,
         Self::Refused,
+        Self::Take,
+        Self::Give,
+        Self::Show,
+        Self::Hide,
     ];
 
     fn from_number(number: u32) -> Option<Self> {

@@ -3,6 +3,7 @@
 //! - [`ring`]: a virtqueue, requests from it and replies to it
 //! - [`events`]: event records, coalesced
 //! - [`page`]: what outlives the server of a slot's queues
+//! - [`shared`]: memory files that several processes share
 //! - [`link`]: the socket between broker and worker
 //! - [`listen`]: where a broker waits for its VMM
 
@@ -11,3 +12,4 @@ pub mod link;
 pub mod listen;
 pub mod page;
 pub mod ring;
+pub mod shared;

@@ -20,13 +20,15 @@ use crate::wire::Cache;
 /// and where their fields are (`nvos.h`). `tests/layouts.rs` compares every offset
 /// with every measured release.
 pub mod escape {
+    /// `NV_ESC_RM_CONTROL`: client 0, command 8.
+    pub const CONTROL: u32 = 0x2a;
     /// `NV_ESC_RM_ALLOC_MEMORY`: root 0, parent 4, object 8, status 0x28, fd 0x30.
     pub const ALLOC_MEMORY: u32 = 0x27;
     /// `NV_ESC_RM_FREE`: root 0, object 8.
     pub const FREE: u32 = 0x29;
     /// `NV_ESC_RM_ALLOC`: root 0, parent 4, object 8, class 0xc.
     pub const ALLOC: u32 = 0x2b;
-    /// `NV_ESC_RM_DUP_OBJECT`: client 0, parent 4, object 8.
+    /// `NV_ESC_RM_DUP_OBJECT`: client 0, parent 4, object 8, source client 0xc, source 0x10.
     pub const DUP_OBJECT: u32 = 0x34;
     /// `NV_ESC_RM_VID_HEAP_CONTROL`: root 0, parent 4, function 8, memory 0x2c.
     pub const VID_HEAP_CONTROL: u32 = 0x4a;
@@ -41,17 +43,17 @@ pub mod escape {
 }
 
 /// `NVOS32_FUNCTION_ALLOC_SIZE` and `NVOS32_FUNCTION_FREE` (`nvos.h`).
-const HEAP_ALLOC: u64 = 2;
+pub(super) const HEAP_ALLOC: u64 = 2;
 const HEAP_FREE: u64 = 3;
 /// `NV01_ROOT`, `NV01_ROOT_NON_PRIV`, `NV01_ROOT_CLIENT` (`cl0000.h`, `cl0001.h`, `cl0041.h`).
 const CLIENT_CLASSES: [u64; 3] = [0x0, 0x1, 0x41];
 
-fn u32_at(bytes: &[u8], offset: u16) -> u32 {
+pub(super) fn u32_at(bytes: &[u8], offset: u16) -> u32 {
     // CAST: four bytes were read. Outside the argument there is nothing: 0.
     read_uint(bytes, offset, 4).unwrap_or(0) as u32
 }
 
-fn u64_at(bytes: &[u8], offset: u16) -> u64 {
+pub(super) fn u64_at(bytes: &[u8], offset: u16) -> u64 {
     read_uint(bytes, offset, 8).unwrap_or(0)
 }
 
@@ -78,6 +80,10 @@ impl Session {
         if prepared.reply_len() > room {
             return Err(Errno::EMSGSIZE);
         }
+        if self.arena_answers(file, &named, &mut prepared) {
+            prepared.finish(Ok(0), &mut bench.reply);
+            return Ok(());
+        }
         let status_at = status_offset(compiled, file.kind, &prepared);
         if let Some(status) = self.before(file, &mut prepared) {
             let (verdict, what) = (Verdict::Limit, prepared.what());
@@ -90,6 +96,7 @@ impl Session {
         let status = read_uint(prepared.argument(), status_at, 4).unwrap_or(0);
         if result.is_ok() && status == u64::from(status::OK) {
             self.after(file, &named, call.argument, &prepared);
+            self.arena_follows(&named, call.argument, &prepared);
         }
         prepared.finish(result, &mut bench.reply);
         result.map(drop)
@@ -195,7 +202,7 @@ impl Session {
     }
 
     /// The caller told RM where it put a mapping; RM knows it by that address now.
-    fn renamed(&self, client: u32, memory: u32, old: u64, new: u64) {
+    pub(super) fn renamed(&self, client: u32, memory: u32, old: u64, new: u64) {
         for file in self.all_files() {
             let mut armed = lock(&file.armed);
             if let Some(armed) = armed.as_mut() {
@@ -208,13 +215,13 @@ impl Session {
 }
 
 /// Where RM leaves its status in the argument of this call.
-fn status_offset(compiled: &Compiled, kind: FileKind, prepared: &Prepared<'_>) -> u16 {
+pub(super) fn status_offset(compiled: &Compiled, kind: FileKind, prepared: &Prepared<'_>) -> u16 {
     let size = u32::try_from(prepared.argument().len()).unwrap_or(u32::MAX);
     compiled.escape(kind, prepared.nr(), size).map_or(NO_OFFSET, |entry| entry.status.get())
 }
 
 /// What RM_MAP_MEMORY armed, from the argument as RM left it.
-fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> Armed {
+pub(super) fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> Armed {
     let flags = u32_at(done, 0x2c);
     let (offset, length) = (u64_at(done, 0x10), u64_at(done, 0x18));
     Armed {
@@ -226,6 +233,7 @@ fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> Armed {
         // NVOS33_FLAGS_ACCESS: 1 is read-only.
         read_only: flags & 3 == 1,
         owner,
+        extent: None,
         placement: None,
     }
 }

@@ -8,16 +8,18 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use nvguest_abi::FileKind;
 
+use super::arena::Extent;
 use super::session::GuestFile;
 use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::host::Host;
 use crate::sync::lock;
-use crate::transport::link::{Kind, Outgoing};
+use crate::transport::link::{Kind, Outgoing, FIRST_VIEW};
 use crate::wire::{self, Cache};
 
 /// Bytes of a page, of guest and host.
@@ -40,6 +42,8 @@ pub struct Armed {
     pub read_only: bool,
     /// The file whose client owns the memory. It lives as long as this does.
     pub owner: Arc<GuestFile>,
+    /// The memory and where in it the mapping begins, if it is the arena's.
+    pub extent: Option<(Arc<Extent>, u64)>,
     /// Where it is in the window.
     pub placement: Option<u32>,
 }
@@ -69,12 +73,14 @@ pub struct Mappings {
     upstream: Arc<Upstream>,
     placements: Mutex<HashMap<u32, Placement>>,
     left: Condvar,
+    last_view: AtomicU32,
 }
 
 impl Mappings {
     /// Nothing is placed.
     pub fn new(upstream: Arc<Upstream>) -> Self {
-        Self { upstream, placements: Mutex::default(), left: Condvar::new() }
+        let (placements, left, last_view) = Default::default();
+        Self { upstream, placements, left, last_view }
     }
 
     /// MAP: places what is armed on `file`, or finds where it is placed already.
@@ -107,10 +113,12 @@ impl Mappings {
             return Err(Errno(nix::libc::EACCES));
         }
         let found = armed.placement.and_then(|id| self.enter(id).map(|found| (id, found)));
-        let (id, placement) = match found {
-            Some(found) => found,
-            None => self.place(host, file, armed)?,
+        let (id, placement) = match (found, &armed.extent) {
+            (Some(found), _) => found,
+            (None, Some((extent, offset))) => self.view(file, extent, *offset, armed.length)?,
+            (None, None) => self.place(host, file, armed)?,
         };
+        armed.placement = Some(id);
         Ok(wire::MapResp {
             window_offset: placement.offset.into(),
             length: placement.length.into(),
@@ -133,7 +141,7 @@ impl Mappings {
         &self,
         host: &dyn Host,
         file: &GuestFile,
-        armed: &mut Armed,
+        armed: &Armed,
     ) -> Result<(u32, Placement), Errno> {
         let mapping = host.mapping(file.host(), 0, armed.length, !armed.read_only)?;
         let owner = match file.kind {
@@ -153,8 +161,37 @@ impl Mappings {
             state: State::Live,
         };
         lock(&self.placements).insert(id, placement);
-        armed.placement = Some(id);
         Ok((id, placement))
+    }
+
+    /// Memory of the arena is placed already. The broker hears of the view before the guest
+    /// does: if this worker dies, it knows what the guest must let go of.
+    fn view(
+        &self,
+        file: &GuestFile,
+        extent: &Extent,
+        offset: u64,
+        length: u64,
+    ) -> Result<(u32, Placement), Errno> {
+        let id = self.new_view();
+        let at = extent.offset();
+        let words = [at, u64::from(id), 0, 0];
+        self.upstream.tell(Kind::Show, Outgoing { words, ..Outgoing::default() })?;
+        let offset = at + offset;
+        let placement =
+            Placement { file: file.handle, offset, length, guests: 1, state: State::Live };
+        lock(&self.placements).insert(id, placement);
+        Ok((id, placement))
+    }
+
+    fn new_view(&self) -> u32 {
+        let placements = lock(&self.placements);
+        loop {
+            let id = FIRST_VIEW | self.last_view.fetch_add(1, Ordering::Relaxed);
+            if !placements.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// UNMAP: one mapping of the guest's is gone. The last takes the placement along.
@@ -193,6 +230,12 @@ impl Mappings {
     }
 
     fn unplace(&self, id: u32, keep_range: bool) -> Result<(), Errno> {
+        if id >= FIRST_VIEW {
+            let words = [u64::from(id), 0, 0, 0];
+            return Ok(self
+                .upstream
+                .tell(Kind::Hide, Outgoing { words, ..Outgoing::default() })?);
+        }
         let words = [u64::from(id), u64::from(keep_range), 0, 0];
         let out = Outgoing { words, ..Outgoing::default() };
         self.upstream.ask(Kind::Unplace, out).map(drop)

@@ -5,11 +5,14 @@
 //! - [`serve`]: the threads that take requests and give replies
 //! - [`session`]: its files, and the requests that open, close and wait
 //! - [`calls`]: the requests that reach the driver
+//! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed
 //! - [`watch`]: which files are ready
 //! - [`readiness`]: of one file: an edge and an arm make one report
 
+pub mod arena;
+pub mod arena_calls;
 pub mod calls;
 pub mod mapping;
 pub mod objects;
@@ -38,6 +41,8 @@ use crate::host::Host;
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::{Ring, RingConfig};
+use crate::transport::shared::Shared;
+use arena::Arena;
 use serve::Server;
 use session::Session;
 use start::{HostKind, Region, Start};
@@ -76,9 +81,10 @@ impl Worker {
         ensure!(!first.fds.is_empty(), "The start message came without its page");
         let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
         let start = Start::decode(&first).context("The start message is malformed")?;
-        let host = open_host(&start, first.fds)?;
         let upstream = Arc::new(Upstream::new(sender));
-        let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page));
+        let arena = open_arena(&start, &mut first.fds, &upstream)?;
+        let host = open_host(&start, first.fds)?;
+        let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page), arena);
         let session = Arc::new(session);
         let server = Server::start(SERVERS, Arc::clone(&session), Arc::clone(&upstream))?;
         watch::Watcher::start(Arc::clone(&session))?;
@@ -102,7 +108,10 @@ impl Worker {
                 // CAST: a handle has 31 bits.
                 let exported = self.session.export(message.words[0] as u32);
                 let (words, fd) = match &exported {
-                    Ok((fd, kind)) => ([0, u64::from(*kind as u8), 0, 0], Some(fd)),
+                    Ok((fd, kind, extent)) => {
+                        let range = extent.as_ref().map_or(0, |extent| extent.offset() + 1);
+                        ([0, u64::from(*kind as u8), range, 0], Some(fd))
+                    }
                     Err(errno) => ([u64::from(errno.status()), 0, 0, 0], None),
                 };
                 let fds: Vec<_> = fd.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -118,7 +127,7 @@ impl Worker {
                 }
                 Ok(())
             }
-            Kind::Placed | Kind::Unplaced | Kind::Fetched => {
+            Kind::Placed | Kind::Unplaced | Kind::Fetched | Kind::Taken => {
                 self.upstream.hear(message);
                 Ok(())
             }
@@ -148,6 +157,20 @@ impl Worker {
 
 fn answer(message: &Message) -> Outgoing<'static> {
     Outgoing { tag: message.tag, ..Outgoing::default() }
+}
+
+fn open_arena(
+    start: &Start,
+    fds: &mut Vec<OwnedFd>,
+    upstream: &Arc<Upstream>,
+) -> Result<Option<Arena>> {
+    if start.arena_size == 0 {
+        return Ok(None);
+    }
+    ensure!(!fds.is_empty(), "The start message came without the arena");
+    let shared =
+        Shared::map(fds.remove(0), start.arena_size).context("Mapping the arena failed")?;
+    Ok(Some(Arena::new(shared, Arc::clone(upstream))?))
 }
 
 fn open_host(start: &Start, mut fds: Vec<OwnedFd>) -> Result<Arc<dyn Host>> {

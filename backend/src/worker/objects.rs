@@ -47,6 +47,11 @@ impl Objects {
         self.owners.get(&client).copied()
     }
 
+    /// Whether `object` was made and is not gone.
+    pub fn knows(&self, client: u32, object: u32) -> bool {
+        self.parents.contains_key(&(client, object))
+    }
+
     /// Whether freeing `freed` takes `object` along.
     pub fn goes_with(&self, client: u32, object: u32, freed: u32) -> bool {
         let parents = |object: &u32| self.parents.get(&(client, *object)).copied();

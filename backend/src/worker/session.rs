@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use nvguest_abi::FileKind;
 use zerocopy::FromBytes;
 
+use super::arena::{Arena, Extent};
 use super::mapping::{Armed, Mappings};
 use super::objects::Objects;
 use super::serve::Work;
@@ -37,6 +38,8 @@ pub struct GuestFile {
     pub watch: Watch,
     /// What the driver armed on it.
     pub armed: Mutex<Option<Armed>>,
+    /// Memory of the arena that RM has as long as the host's file is open.
+    pub keeps: Mutex<Vec<Arc<Extent>>>,
     host: Arc<dyn Host>,
     file: Option<HostFile>,
     order: Mutex<Order>,
@@ -90,6 +93,7 @@ impl GuestFile {
 
 impl Drop for GuestFile {
     fn drop(&mut self) {
+        // What it keeps of the arena goes after it, with the value's fields.
         if let Some(file) = self.file.take() {
             self.host.close(file);
         }
@@ -108,6 +112,8 @@ pub struct Session {
     pub mappings: Mappings,
     /// The RM objects.
     pub objects: Mutex<Objects>,
+    /// Memory that the guest reaches without a placement of its own, if there is such.
+    pub arena: Option<Arena>,
     /// Refusals, counted by name.
     pub refusals: Mutex<Tally>,
     page: Arc<SlotPage>,
@@ -124,6 +130,7 @@ impl Session {
         host: Arc<dyn Host>,
         upstream: Arc<Upstream>,
         page: Arc<SlotPage>,
+        arena: Option<Arena>,
     ) -> Self {
         let watcher = Arc::new(Watcher::new(Arc::clone(&upstream)));
         Self {
@@ -132,6 +139,7 @@ impl Session {
             host,
             upstream,
             objects: Mutex::default(),
+            arena,
             refusals: Mutex::default(),
             page,
             watcher,
@@ -209,6 +217,7 @@ impl Session {
             kind: node.kind,
             watch: Watch::default(),
             armed: Mutex::default(),
+            keeps: Mutex::default(),
             host: Arc::clone(&self.host),
             file: Some(host_file),
             order: Mutex::default(),
@@ -237,7 +246,12 @@ impl Session {
             other.handle == file.handle || armed.owner.handle == file.handle
         });
         self.mappings.release(file.handle);
-        lock(&self.objects).closed(file.handle);
+        let mut objects = lock(&self.objects);
+        objects.closed(file.handle);
+        if let Some(arena) = &self.arena {
+            lock(&file.keeps).extend(arena.sweep(&objects));
+        }
+        drop(objects);
         self.watcher.forget(file);
         // CAST: the lower half is the file's number.
         let left = {
@@ -257,10 +271,12 @@ impl Session {
         }
     }
 
-    /// A duplicate of a file for another worker, whose guest process names it.
-    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind), Errno> {
+    /// A duplicate of a file for another worker, whose guest process names it, and the memory
+    /// of the arena that was exported to it.
+    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind, Option<Arc<Extent>>), Errno> {
         let file = self.file(handle).ok_or(Errno::EBADF)?;
-        Ok((file.host().fd.as_fd().try_clone_to_owned()?, file.kind))
+        let exported = lock(&file.keeps).last().cloned();
+        Ok((file.host().fd.as_fd().try_clone_to_owned()?, file.kind, exported))
     }
 }
 
@@ -269,12 +285,21 @@ pub struct Named<'a> {
     session: &'a Session,
     own: RefCell<Vec<Arc<GuestFile>>>,
     foreign: RefCell<Vec<OwnedFd>>,
+    /// Memory of the arena that a foreign file keeps.
+    kept: RefCell<Option<Arc<Extent>>>,
 }
 
 impl<'a> Named<'a> {
     /// No file is named yet.
     pub fn new(session: &'a Session) -> Self {
-        Self { session, own: RefCell::default(), foreign: RefCell::default() }
+        let (own, foreign, kept) = Default::default();
+        Self { session, own, foreign, kept }
+    }
+
+    /// Memory of the arena that was exported to the file that the call names.
+    pub fn exported(&self) -> Option<Arc<Extent>> {
+        let own = self.first().and_then(|file| lock(&file.keeps).last().cloned());
+        own.or_else(|| self.kept.borrow().clone())
     }
 
     /// The first of this worker's own files that the call named.
@@ -287,6 +312,9 @@ impl<'a> Named<'a> {
         let upstream = &self.session.upstream;
         let mut answer = upstream.ask(Kind::Fetch, Outgoing { words, ..Outgoing::default() })?;
         let kind = u8::try_from(answer.words[1]).ok().and_then(FileKind::from_number);
+        if let (Some(arena), Some(at)) = (&self.session.arena, answer.words[2].checked_sub(1)) {
+            *self.kept.borrow_mut() = Some(Arc::new(arena.had(at, answer.words[3])?));
+        }
         let (Some(kind), Some(fd)) = (kind, answer.fds.pop()) else { return Err(Errno::EBADF) };
         if kinds & kind.bit() == 0 {
             return Err(Errno::EINVAL);

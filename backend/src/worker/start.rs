@@ -48,6 +48,8 @@ pub struct Start {
     pub max_files: u32,
     /// Placements that the whole guest may have.
     pub max_placements: u32,
+    /// Bytes of the arena, which begins where the window does; 0 if there is none.
+    pub arena_size: u64,
     /// The host's profile.
     pub compiled: Arc<Compiled>,
     /// The nodes at their positions among the guest's; `None` for what is no device.
@@ -58,6 +60,7 @@ pub struct Start {
 #[repr(C, packed)]
 struct Head {
     start_ns: u64,
+    arena_size: u64,
     tgid: u32,
     poll_us: u32,
     max_files: u32,
@@ -77,6 +80,7 @@ impl Start {
             poll_us: self.poll_us,
             max_files: self.max_files,
             max_placements: self.max_placements,
+            arena_size: self.arena_size,
             worker: self.worker,
             host: self.host as u8,
             reserved: 0,
@@ -106,6 +110,7 @@ impl Start {
             poll_us: head.poll_us,
             max_files: head.max_files,
             max_placements: head.max_placements,
+            arena_size: head.arena_size,
             compiled: Arc::new(Compiled::from_bytes(compiled)?),
             nodes: Arc::new(nodes),
         })
@@ -180,6 +185,7 @@ mod tests {
             poll_us: 30,
             max_files: 1024,
             max_placements: 256,
+            arena_size: 4 << 30,
             compiled: Arc::default(),
             nodes: Arc::new(vec![
                 None,
@@ -190,6 +196,7 @@ mod tests {
         let message = Message { kind: Kind::Start, tag: 0, words: [0; 4], payload, fds: vec![] };
         let read = Start::decode(&message).unwrap();
         assert_eq!((read.worker, read.process), (start.worker, start.process));
+        assert_eq!(read.arena_size, start.arena_size);
         assert_eq!((read.nodes, read.compiled), (start.nodes, start.compiled));
     }
 }

@@ -5,10 +5,12 @@
 //! - `calls`: what an IOCTL carries, and the files that it names
 //! - `processes`: workers and slots, their life and their death
 //! - `mappings`: the window
+//! - `arena`: system memory that costs no placement
 //! - `readiness`: ARM and events
 //! - `vmm`: what the VMM sets up and takes away
 //! - `endurance`: many of anything leave nothing behind
 
+mod arena;
 mod calls;
 mod chains;
 mod common;

@@ -254,7 +254,7 @@ fn a_fresh_hello_closes_everything() {
     assert_eq!((&status["placements"], &status["window_bytes"]), (&0.into(), &0.into()));
     assert!(pair.backend.workers().unwrap().is_empty());
     assert!(pids.iter().all(|&pid| !is_alive(pid)));
-    assert_eq!(pair.guest.window.as_ref().unwrap().placements(), 0);
+    assert_eq!(pair.guest.window.as_ref().unwrap().placements(), 1, "the arena, placed anew");
     for client in &clients {
         assert_eq!(refused(client.ctl.close()), ENODEV);
     }

@@ -15,6 +15,8 @@ pub mod escape {
     pub const FREE: u32 = 0x29;
     pub const CONTROL: u32 = 0x2a;
     pub const ALLOC: u32 = 0x2b;
+    pub const DUP_OBJECT: u32 = 0x34;
+    pub const VID_HEAP_CONTROL: u32 = 0x4a;
     pub const MAP_MEMORY: u32 = 0x4e;
     pub const UNMAP_MEMORY: u32 = 0x4f;
     pub const CARD_INFO: u32 = 200;
@@ -72,6 +74,16 @@ layout! {
         owner: u32, kind: u32, flags: u32, width: u32, height: u32, pitch: u32, attr: u32,
         attr2: u32, more: [u32; 4], range: [u64; 2], size: u64, alignment: u64, offset: u64,
         limit: u64, address: u64, rest: [u32; 6],
+    }
+    Heap {
+        client: u32, parent: u32, function: u32, vaspace: u32, ivc_heap: u16, pad: u16,
+        status: u32, total: u64, free: u64, owner: u32, memory: u32, kind: u32, flags: u32,
+        attr: u32, format: u32, hints: [u32; 6], size: u64, alignment: u64, offset: u64,
+        limit: u64, address: u64, range: [u64; 2], rest: [u64; 5],
+    }
+    Dup {
+        client: u32, parent: u32, handle: u32, source_client: u32, source: u32, flags: u32,
+        status: u32,
     }
     OsEvent { client: u32, device: u32, fd: u32, status: u32, }
     EventParams { parent_client: u32, source: u32, class: u32, notify: u32, data: u64, }
@@ -222,6 +234,43 @@ impl Client {
             }
         };
         self.make(self.device, class, params.as_mut_bytes())
+    }
+
+    /// VID_HEAP_CONTROL, `AllocSize`, of system memory with these bits of `NVOS32_ATTR`, as
+    /// Vulkan allocates; what RM answers.
+    pub fn heap(&self, attr: u32, size: u64) -> Result<Heap> {
+        let mut argument = Heap {
+            client: self.root,
+            parent: self.device,
+            function: 2,
+            owner: self.root,
+            // NVOS32_ATTR_LOCATION_PCI
+            attr: attr | 1 << 25,
+            size,
+            status: u32::MAX,
+            ..Heap::default()
+        };
+        // SAFETY: there is no pointer in it that anybody follows.
+        unsafe { self.ctl.rm(escape::VID_HEAP_CONTROL, &mut argument, &ByHandle)? };
+        check("VID_HEAP_CONTROL", argument.status)?;
+        Ok(argument)
+    }
+
+    /// RM_DUP_OBJECT of another client's object below our device; RM's status and the handle.
+    pub fn duplicate(&self, other: &Self, object: u32) -> Result<(u32, u32)> {
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut argument = Dup {
+            client: self.root,
+            parent: self.device,
+            handle,
+            source_client: other.root,
+            source: object,
+            flags: 0,
+            status: u32::MAX,
+        };
+        // SAFETY: there is no pointer in it.
+        unsafe { self.ctl.rm(escape::DUP_OBJECT, &mut argument, &ByHandle)? };
+        Ok((argument.status, handle))
     }
 
     /// RM_MAP_MEMORY: arms `file` with all of `memory`; RM's status and name for it.

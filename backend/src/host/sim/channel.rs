@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::memory::{sealed_file, Memory, DOORBELL};
+use super::memory::{Memory, DOORBELL};
 use super::Inner;
+use crate::transport::shared::sealed_file;
 
 /// The register that takes a token (`NVC361_NOTIFY_CHANNEL_PENDING`).
 const PENDING: u64 = 0x90;
@@ -55,7 +56,7 @@ impl Channels {
         if let Some(page) = &state.page {
             return Ok(Arc::clone(page));
         }
-        let page = Arc::new(Memory::doorbell(sealed_file("nvguest-doorbell", DOORBELL)?));
+        let page = Arc::new(Memory::doorbell(Arc::new(sealed_file("nvguest-doorbell", DOORBELL)?)));
         state.page = Some(Arc::clone(&page));
         Ok(page)
     }

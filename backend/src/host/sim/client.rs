@@ -31,6 +31,8 @@ pub const SYSTEM_MEMORY: u32 = 0x3e;
 pub const VIDEO_MEMORY: u32 = 0x40;
 /// `NV50_MEMORY_VIRTUAL`
 pub const VIRTUAL_MEMORY: u32 = 0x50a0;
+/// `NV01_MEMORY_SYSTEM_OS_DESCRIPTOR`
+pub const REGISTERED_MEMORY: u32 = 0x71;
 /// `NV01_EVENT`, which names the real class in its parameters.
 pub const EVENT: u32 = 0x05;
 /// `NV01_EVENT_OS_EVENT`
@@ -53,6 +55,7 @@ pub const CLASSES: &[Class] = &[
     class(SYSTEM_MEMORY, 128, true, &[DEVICE]),
     class(VIDEO_MEMORY, 128, true, &[DEVICE, SUBDEVICE]),
     class(VIRTUAL_MEMORY, 128, true, &[DEVICE]),
+    class(REGISTERED_MEMORY, 48, true, &[DEVICE]),
     // NV01_MEMORY_VIRTUAL
     class(0x70, 24, true, &[DEVICE]),
     // FERMI_VASPACE_A

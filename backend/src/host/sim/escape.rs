@@ -17,6 +17,7 @@ use super::memory::{Memory, PAGE};
 use super::{identity, status, Inner};
 use crate::errno::Errno;
 use crate::marshal::scratch::Frame;
+use crate::transport::shared::Piece;
 
 /// What the driver copies of an indirect call at most, and we of a direct one.
 const MAX_ARGUMENT: usize = 16384;
@@ -110,6 +111,12 @@ impl<'a, 'f> Call<'a, 'f> {
     pub fn follow(&mut self, at: u64, size: usize, what: &str) -> Result<&mut [u8], Errno> {
         let inner = self.inner;
         self.frame.follow(at, size).ok_or_else(|| inner.fault(what, at, Errno::EFAULT))
+    }
+
+    /// The memory that this call registers, which must be just this.
+    pub fn registered(&self, at: u64, length: u64) -> Result<Piece, Errno> {
+        let piece = self.frame.registered(at, length).cloned();
+        piece.ok_or_else(|| self.inner.fault("registered memory at", at, Errno::EFAULT))
     }
 
     /// The file that a descriptor in the argument names.
@@ -335,6 +342,9 @@ fn mappable(client: &Client, argument: &Map) -> Result<Arc<Memory>, u32> {
     }
     let object = owned.get(argument.memory).ok_or(status::OBJECT_NOT_FOUND)?;
     let memory = object.memory.as_ref().ok_or(status::INVALID_OBJECT)?;
+    if memory.is_registered() {
+        return Err(status::NOT_SUPPORTED);
+    }
     let end = argument.offset.checked_add(argument.length);
     if argument.length == 0 || end.is_none_or(|end| end > memory.size) {
         return Err(status::INVALID_LIMIT);

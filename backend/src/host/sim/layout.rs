@@ -45,6 +45,13 @@ layout! {
         attr: u32, format: u32, hints: [u32; 6], size: u64, alignment: u64, offset: u64,
         limit: u64, address: u64, range: [u64; 2], rest: [u64; 5],
     }
+    /// `NVOS32_PARAMETERS`, with its member `AllocOsDesc`
+    HeapDescriptor: 184 {
+        client: u32, parent: u32, function: u32, vaspace: u32, ivc_heap: u16, pad: u16,
+        status: u32, total: u64, free: u64, memory: u32, kind: u32, flags: u32, attr: u32,
+        attr2: u32, pad2: u32, descriptor: u64, limit: u64, descriptor_type: u32, pad3: u32,
+        rest: [u64; 12],
+    }
     /// `nv_ioctl_nvos33_parameters_with_fd`: RM_MAP_MEMORY
     Map: 56 {
         client: u32, device: u32, memory: u32, pad: u32, offset: u64, length: u64, linear: u64,

@@ -6,10 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use nix::fcntl::{fcntl, FcntlArg, SealFlag};
-use nix::sys::memfd::{memfd_create, MFdFlags};
-
 use super::card::{Card, Range};
+use crate::transport::shared::{sealed_file, Piece};
 
 /// What the machine's memory is allocated in.
 pub const PAGE: u64 = 4096;
@@ -35,6 +33,8 @@ enum Store {
     /// Made when it is first mapped, read or written: many objects never are.
     System(OnceLock<Arc<File>>),
     Doorbell(Arc<File>),
+    /// The program's own, which RM pinned.
+    Registered(Piece),
 }
 
 /// Where a VMM finds memory.
@@ -78,9 +78,19 @@ impl Memory {
         Self { size: DOORBELL, store: Store::Doorbell(file) }
     }
 
+    /// Memory that the program registered.
+    pub fn registered(piece: Piece) -> Self {
+        Self { size: piece.length, store: Store::Registered(piece) }
+    }
+
     /// Whether a card's node maps it, and not the control node.
     pub fn is_device(&self) -> bool {
-        !matches!(self.store, Store::System(_))
+        !matches!(self.store, Store::System(_) | Store::Registered(_))
+    }
+
+    /// Whether the program registered it: RM maps no such memory.
+    pub fn is_registered(&self) -> bool {
+        matches!(self.store, Store::Registered(_))
     }
 
     /// Whether it is video memory.
@@ -94,6 +104,7 @@ impl Memory {
             Store::Video { range, .. } => Source::Card(range.offset),
             Store::Doorbell(file) => Source::Own(Arc::clone(file)),
             Store::System(_) => Source::Own(self.system_file()?),
+            Store::Registered(_) => return Err(io::ErrorKind::Unsupported.into()),
         })
     }
 
@@ -137,6 +148,9 @@ impl Memory {
             Store::Video { card, range, .. } => card.read_at(range.offset + offset, &mut bytes)?,
             Store::Doorbell(file) => file.read_exact_at(&mut bytes, offset)?,
             Store::System(_) => self.system_file()?.read_exact_at(&mut bytes, offset)?,
+            Store::Registered(piece) => {
+                piece.file().read_exact_at(&mut bytes, piece.offset + offset)?;
+            }
         }
         Ok(u32::from_le_bytes(bytes))
     }
@@ -148,6 +162,7 @@ impl Memory {
             Store::Video { card, range, .. } => card.write_at(range.offset + offset, &bytes),
             Store::Doorbell(file) => file.write_all_at(&bytes, offset),
             Store::System(_) => self.system_file()?.write_all_at(&bytes, offset),
+            Store::Registered(piece) => piece.file().write_all_at(&bytes, piece.offset + offset),
         }
     }
 
@@ -158,7 +173,7 @@ impl Memory {
         if let Some(file) = cell.get() {
             return Ok(Arc::clone(file));
         }
-        let file = sealed_file("nvguest-system-memory", self.size)?;
+        let file = Arc::new(sealed_file("nvguest-system-memory", self.size)?);
         Ok(Arc::clone(cell.get_or_init(|| file)))
     }
 }
@@ -173,14 +188,4 @@ impl Drop for Memory {
             }
         }
     }
-}
-
-/// A memory file that can neither shrink nor grow, so that no mapping of it ever faults.
-pub fn sealed_file(name: &str, size: u64) -> io::Result<Arc<File>> {
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let file = File::from(memfd_create(name, flags)?);
-    file.set_len(size)?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
-    Ok(Arc::new(file))
 }

@@ -14,8 +14,8 @@
 //! counted in [`SimHost::faults`], and fails the call.
 //!
 //! Not simulated: what work says (methods, shaders, copies), GPU virtual addresses, UVM, NVKMS,
-//! dma-buf, exported objects, memory of the program registered with RM (class 0x71, heap
-//! function 27: NOT_SUPPORTED), files, objects and events of one worker used by another (video
+//! dma-buf, exported objects, memory of the program registered with RM but the arena's (class
+//! 0x71: INVALID_CLASS), files, objects and events of one worker used by another (video
 //! memory itself is shared), layouts of other releases than 580.
 #![forbid(unsafe_code)]
 

@@ -7,10 +7,11 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::client::{self, class_of, Class, Client, Object};
 use super::escape::{Answer, Call};
-use super::layout::{self, Alloc21, Alloc64, Dup, Free, Heap};
+use super::layout::{self, Alloc21, Alloc64, Dup, Free, Heap, HeapDescriptor};
 use super::memory::Memory;
 use super::{status, Inner};
 use crate::errno::Errno;
+use crate::transport::shared::Piece;
 
 /// `NVOS32_ATTR_LOCATION`: 0 is video memory.
 const LOCATION: u32 = 3 << 25;
@@ -18,6 +19,8 @@ const LOCATION: u32 = 3 << 25;
 const VIRTUAL: u32 = 0x8_0000;
 /// `NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED`
 const HANDLE_PROVIDED: u32 = 0x4000;
+/// `NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR`
+const REGISTER: u32 = 27;
 /// Client handles: base, and how many there are.
 const CLIENTS: u32 = 0xc1d0_0000;
 const CLIENT_BITS: u64 = 0xf_ffff;
@@ -105,7 +108,9 @@ impl Call<'_, '_> {
         let Some(client) = self.client(request.client) else {
             return refused(status::INVALID_OBJECT_HANDLE);
         };
-        let Some(class) = class_of(request.class) else { return refused(status::INVALID_CLASS) };
+        let known =
+            class_of(request.class).filter(|class| class.number != client::REGISTERED_MEMORY);
+        let Some(class) = known else { return refused(status::INVALID_CLASS) };
         let mut params = [0_u8; 512];
         let params = &mut params[..class.size];
         match request.params {
@@ -270,6 +275,9 @@ impl Call<'_, '_> {
     /// VID_HEAP_CONTROL: the older way to allocate (function 2) and free (3) memory.
     pub(super) fn heap(&mut self) -> Answer {
         let mut argument: Heap = self.argument()?;
+        if argument.function == REGISTER {
+            return self.register();
+        }
         let Some(client) = self.client(argument.client) else {
             argument.status = status::INVALID_CLIENT;
             return self.answer(&argument);
@@ -282,6 +290,26 @@ impl Call<'_, '_> {
         let usage = self.inner.card.usage()?;
         argument.total = usage.total;
         argument.free = usage.total.saturating_sub(usage.used);
+        self.answer(&argument)
+    }
+
+    /// VID_HEAP_CONTROL, function 27: registers the program's own memory. It must be what
+    /// marshalling registers with just this call.
+    fn register(&mut self) -> Answer {
+        let mut argument: HeapDescriptor = self.argument()?;
+        let (at, length) = (argument.descriptor, argument.limit.wrapping_add(1));
+        let piece = self.registered(at, length)?;
+        argument.status = match self.client(argument.client) {
+            None => status::INVALID_CLIENT,
+            Some(_) if argument.descriptor_type != 0 => status::NOT_SUPPORTED,
+            Some(client) => match register(&client, &argument, piece) {
+                Ok(handle) => {
+                    argument.memory = handle;
+                    status::OK
+                }
+                Err(status) => status,
+            },
+        };
         self.answer(&argument)
     }
 
@@ -310,4 +338,15 @@ impl Call<'_, '_> {
         }
         Ok(status)
     }
+}
+
+fn register(client: &Client, argument: &HeapDescriptor, piece: Piece) -> Result<u32, u32> {
+    let class = class_of(client::REGISTERED_MEMORY).ok_or(status::INVALID_CLASS)?;
+    let asked = if argument.flags & HANDLE_PROVIDED != 0 { argument.memory } else { 0 };
+    let mut owned = client.owned();
+    let handle = owned.place(asked, argument.parent, class)?;
+    let mut object = Object::plain(class.number, argument.parent);
+    object.memory = Some(Arc::new(Memory::registered(piece)));
+    owned.insert(handle, object);
+    Ok(handle)
 }

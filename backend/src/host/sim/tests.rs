@@ -10,11 +10,13 @@ use super::client::{
     CHANNEL, CHANNEL_GROUP, DEVICE, OS_EVENT, SUBDEVICE, SYSTEM_MEMORY, USERMODE, VIDEO_MEMORY,
 };
 use super::layout::{
-    Alloc64, Control, Dup, Event, Free, GetEvent, Heap, Map, Memory, OsEvent, UnixEvent, Unmap,
-    Version,
+    Alloc64, Control, Dup, Event, Free, GetEvent, Heap, HeapDescriptor, Map, Memory, OsEvent,
+    UnixEvent, Unmap, Version,
 };
 use super::*;
+use crate::marshal::register::Registration;
 use crate::marshal::scratch::Scratch;
+use crate::transport::shared::{sealed_file, Piece, Shared};
 
 /// NV01_EVENT_WITHOUT_EVENT_DATA | NV01_EVENT_NONSTALL_INTR, index FIFO_EVENT_MTHD
 const DONE: u32 = 0x1800_0000 | events::FIFO;
@@ -465,9 +467,56 @@ fn the_older_call_allocates_and_frees() {
     heap.function = 3;
     call(&host, &program.ctl, 0x4a, &mut heap, None).unwrap();
     assert_eq!((heap.status, heap.total), (0, heap.free));
-    heap.function = 27;
+    heap.function = 28;
     call(&host, &program.ctl, 0x4a, &mut heap, None).unwrap();
     assert_eq!(heap.status, status::NOT_SUPPORTED);
+}
+
+/// 64 KiB of an arena, and what registers it under `handle`.
+fn registration(program: &Program<'_>, handle: u32) -> (Piece, Registration) {
+    let file = sealed_file("arena", 1 << 20).unwrap();
+    let shared = Shared::map(file.into(), 1 << 20).unwrap();
+    let (client, parent, flags) = (program.client, DEV, 0x4000);
+    let registration =
+        Registration { client, parent, handle, kind: 0, flags, attr: 0x2a00_0000, attr2: 0 };
+    (shared.piece(65536, 65536).unwrap(), registration)
+}
+
+#[test]
+fn registered_memory_is_the_programs_own_and_rm_maps_it_for_nobody() {
+    let host = worker(&card());
+    let program = Program::new(&host);
+    let (piece, registration) = registration(&program, 7);
+    let mut scratch = Scratch::new().unwrap();
+    assert_eq!(registration.make(&host, &program.ctl, &mut scratch, &piece), Ok(7));
+    let again = registration.make(&host, &program.ctl, &mut scratch, &piece);
+    assert_eq!(again, Err(Some(status::INSERT_DUPLICATE_NAME)));
+    let node = open(&host, FileKind::Ctl);
+    assert_eq!(program.arm(7, (0, 65536), &node).0, status::NOT_SUPPORTED);
+    assert_eq!(program.duplicate(8, &program, 7), status::OK);
+    assert_eq!(program.arm(8, (0, 65536), &node).0, status::NOT_SUPPORTED);
+    assert_eq!((program.free(7), program.free(8), host.faults()), (0, 0, 0));
+}
+
+#[test]
+fn a_pointer_that_marshalling_did_not_register_is_a_fault() {
+    let host = worker(&card());
+    let program = Program::new(&host);
+    let (piece, _) = registration(&program, 7);
+    for (descriptor, limit) in [(piece.address(), 65535), (0x7fff_dead_b000, 65535), (0, u64::MAX)]
+    {
+        let mut argument = HeapDescriptor {
+            client: program.client,
+            parent: DEV,
+            function: 27,
+            descriptor,
+            limit,
+            ..HeapDescriptor::new_zeroed()
+        };
+        let made = call(&host, &program.ctl, 0x4a, &mut argument, None);
+        assert_eq!(made, Err(Errno::EFAULT));
+    }
+    assert_eq!(host.faults(), 3);
 }
 
 #[test]

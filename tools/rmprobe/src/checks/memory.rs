@@ -17,6 +17,11 @@ pub const CHECKS: &[Check] = &[
     ),
     check("system-memory", "the same in the machine's memory", system),
     check("heap-memory", "the older call allocates and frees too", heap),
+    check(
+        "heap-system-memory",
+        "the machine's memory as Vulkan allocates it: two maps, and one outlives the handle",
+        heap_system,
+    ),
     check("map-part", "a part of memory is mapped at its offset", part),
     check("map-armed-twice", "an armed file is not armed again", armed_twice),
     check("map-length", "no other length than the armed one is mapped", length),
@@ -101,6 +106,43 @@ fn heap(card: &Card) -> Result<String> {
     };
     control(&mut free).ok("VID_HEAP_CONTROL (free)")?;
     Ok("allocated and freed".into())
+}
+
+fn heap_system(card: &Card) -> Result<String> {
+    let session = Session::open(card)?;
+    let mut sizes = Vec::new();
+    // NVOS32_ATTR_COHERENCY: cached and write-combined.
+    for (coherency, asked) in [(1, 4096), (1, 77_000), (2, 4 << 20)] {
+        let handle = session.client.fresh();
+        let mut heap = abi::Heap {
+            client: session.client.handle,
+            parent: session.device,
+            function: 2,
+            owner: session.client.handle,
+            memory: handle,
+            // NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED
+            flags: 0x4000,
+            // NVOS32_ATTR_LOCATION_PCI
+            attr: coherency << 29 | 1 << 25,
+            size: asked,
+            ..Default::default()
+        };
+        call(&session.client.ctl, escape::RM_VID_HEAP_CONTROL, &mut heap, None, |heap| heap.status)
+            .ok("VID_HEAP_CONTROL (allocate)")?;
+        let size = heap.size;
+        if size != asked.next_multiple_of(4096) {
+            return wrong(format!("asked for {asked} bytes, got {size}"));
+        }
+        let one = session.map(Place::System, handle, size)?;
+        let two = session.map(Place::System, handle, size)?;
+        one.mapping.fill(asked, one.mapping.len());
+        same(&two.mapping, asked, "a second map")?;
+        session.unmap(handle, two)?;
+        session.client.free(session.device, handle).ok("freeing memory that is mapped")?;
+        same(&one.mapping, asked, "a map of what was freed")?;
+        sizes.push(size.to_string());
+    }
+    Ok(format!("{} bytes", sizes.join(", ")))
 }
 
 fn part(card: &Card) -> Result<String> {
