@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Parser, ValueEnum};
 use nvguest_abi::Capability;
 
+use crate::sandbox::Mode;
+
 /// Share one NVIDIA card with a VM guest.
 ///
 /// One process serves one guest. Start it before the VMM, which connects to the
@@ -14,6 +16,8 @@ use nvguest_abi::Capability;
 ///   -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem
 ///   -chardev socket,id=nv,path=SOCKET
 ///   -device vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs=34,vq_size=256,config_size=64
+///
+/// Beside the socket lies SOCKET.pid, locked while this serves.
 ///
 /// Exit status: 0 the guest is gone, 1 something failed, 2 the command line is wrong,
 /// 78 no profile fits the host's driver release.
@@ -70,6 +74,21 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
 
+    /// Let root, or a user with CAP_SYS_ADMIN, start this. It gives up every capability at once,
+    /// so RM takes guests for ordinary callers and not for administrators; what stays open is
+    /// what root may do without a capability: the files that belong to it. Landlock closes those.
+    #[arg(long)]
+    pub allow_root: bool,
+
+    /// Whether Landlock and seccomp must confine the processes, do as far as this kernel has
+    /// them, or do not (for diagnosis only).
+    #[arg(long, value_enum, default_value_t = Mode::BestEffort, value_name = "MODE")]
+    pub sandbox: Mode,
+
+    /// Let this group connect to the sockets too; else only this user can.
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+
     /// What to log: error, warn, info, debug, trace, or a filter in tracing's syntax.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     pub log_level: String,
@@ -81,6 +100,18 @@ pub struct Args {
     /// Serve one guest process, on the descriptor that is standard input. Brokers start this.
     #[arg(long, hide = true)]
     pub worker: bool,
+
+    /// Start workers for the broker on the descriptor that is standard input. Brokers start this.
+    #[arg(long, hide = true)]
+    pub starter: bool,
+
+    /// A node that the starter's workers may open.
+    #[arg(long, hide = true, requires = "starter")]
+    pub node: Vec<PathBuf>,
+
+    /// A file that the starter removes in the end.
+    #[arg(long, hide = true, requires = "starter")]
+    pub leftover: Vec<PathBuf>,
 }
 
 /// Which driver answers.

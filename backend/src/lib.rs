@@ -8,6 +8,7 @@ pub mod marshal;
 pub mod policy;
 pub mod profile;
 pub mod sandbox;
+pub mod starter;
 pub mod sync;
 pub mod transport;
 pub mod wire;

@@ -61,6 +61,7 @@ pub fn status(broker: &Broker) -> Value {
         .collect();
     json!({
         "schema": SCHEMA,
+        "sandbox": broker.sandbox.to_string(),
         "release": broker.compiled.release,
         "profile": broker.compiled.profile,
         "workers": workers,

@@ -31,6 +31,8 @@ use nvguest_abi::compiled::Compiled;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::host::Node;
+use crate::sandbox;
+use crate::starter::Starter;
 use crate::sync::lock;
 use crate::wire;
 use crate::worker::start::HostKind;
@@ -109,12 +111,16 @@ pub struct Broker {
     pub placer: Placer,
     /// Worker processes.
     pub workers: Workers,
+    /// Who starts them.
+    pub starter: Starter,
+    /// What confines this process, to be shown.
+    pub sandbox: sandbox::State,
     device: device::Shared,
 }
 
 impl Broker {
     /// A broker that serves nobody yet.
-    pub fn new(settings: Settings) -> Result<Arc<Self>> {
+    pub fn new(settings: Settings, starter: Starter, sandbox: sandbox::State) -> Result<Arc<Self>> {
         let Settings { compiled, nodes, host, card, window_size, poll_us, limits } = settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
         Ok(Arc::new(Self {
@@ -131,6 +137,8 @@ impl Broker {
             control: Control::new().context("Setting up the control thread failed")?,
             placer: Placer::default(),
             workers: Workers::new(limits),
+            starter,
+            sandbox,
             device: device::Shared::new(Device::new(queues)),
         }))
     }

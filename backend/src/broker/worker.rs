@@ -2,16 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
 use nvguest_abi::compiled::Verdict;
 use zerocopy::IntoBytes;
 
@@ -19,9 +15,11 @@ use super::control::Pending;
 use super::Broker;
 use crate::errno::Errno;
 use crate::policy::What;
+use crate::starter::Started;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
+use crate::transport::process::Process as HostProcess;
 use crate::wire;
 use crate::worker::start::{Process, Start};
 
@@ -42,6 +40,7 @@ pub struct Worker {
     pub page: Arc<SlotPage>,
     /// Its process id on the host.
     pub pid: i32,
+    host_process: HostProcess,
     sender: Sender,
     next_tag: AtomicU64,
     /// Requests that came on queue 0 and that it will answer.
@@ -55,22 +54,17 @@ pub struct Worker {
 impl Worker {
     /// Starts a process and the thread that listens to it.
     pub fn start(broker: &Arc<Broker>, number: u16, process: Process) -> Result<Arc<Self>> {
-        let (ours, theirs) = UnixStream::pair()?;
         let page = Arc::new(SlotPage::create().context("Making a worker's page failed")?);
         page.set_placements(broker.window.usage().0);
-        let child = Command::new("/proc/self/exe")
-            .arg("--worker")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .spawn()
-            .context("Starting a worker process failed")?;
+        let started = broker.starter.start().context("Starting a worker process failed")?;
+        let Started { pid, process: host_process, link } = started;
         let worker = Arc::new(Self {
             number,
             process,
             page,
-            // CAST: a pid is a positive i32.
-            pid: child.id() as i32,
-            sender: Sender::new(ours.try_clone()?, PATIENCE)?,
+            pid,
+            host_process,
+            sender: Sender::new(link.try_clone()?, PATIENCE)?,
             next_tag: AtomicU64::new(1),
             pending: Mutex::default(),
             fetching: Mutex::default(),
@@ -78,8 +72,8 @@ impl Worker {
             ended: AtomicBool::new(false),
         });
         worker.introduce(broker)?;
-        let listener = Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker), child };
-        let receiver = Receiver::new(ours);
+        let listener = Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker) };
+        let receiver = Receiver::new(link);
         std::thread::Builder::new()
             .name(format!("worker-{number}"))
             .stack_size(256 << 10)
@@ -120,7 +114,7 @@ impl Worker {
     /// Ends the process. What follows is its listener's to do.
     pub fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
-            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+            self.host_process.kill();
         }
     }
 
@@ -188,11 +182,10 @@ impl Worker {
 struct Listener {
     broker: Arc<Broker>,
     worker: Arc<Worker>,
-    child: Child,
 }
 
 impl Listener {
-    fn run(mut self, mut receiver: Receiver) {
+    fn run(self, mut receiver: Receiver) {
         let mut files = 0;
         loop {
             let patience = (files == 0).then_some(LINGER);
@@ -274,10 +267,10 @@ impl Listener {
 
     /// The order matters: nobody may reach memory that RM has given away, and nobody
     /// may wait for a worker that is gone.
-    fn bury(&mut self, files: u64) {
+    fn bury(&self, files: u64) {
         let (broker, worker) = (&self.broker, &self.worker);
         worker.end();
-        if let Err(error) = self.child.wait() {
+        if let Err(error) = worker.host_process.await_end() {
             tracing::error!(%error, worker = worker.number, "waiting for a worker's end failed");
         }
         worker.has_stopped();

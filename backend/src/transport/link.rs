@@ -220,8 +220,9 @@ impl Receiver {
     }
 }
 
-fn receive_some(
-    stream: &UnixStream,
+/// Receives what there is, and the descriptors that came along.
+pub fn receive_some(
+    stream: &impl AsRawFd,
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {

@@ -29,6 +29,7 @@ use zerocopy::FromBytes;
 use crate::host::linux::LinuxHost;
 use crate::host::sim::{SimHost, SimOptions};
 use crate::host::Host;
+use crate::sandbox::{self, Mode};
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::{Ring, RingConfig};
@@ -43,13 +44,13 @@ const SERVERS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves one guest process until the broker lets go of `link`.
-pub fn run(link: UnixStream) -> Result<()> {
+pub fn run(link: UnixStream, mode: Mode) -> Result<()> {
     let sender = Sender::new(link.try_clone()?, PATIENCE)?;
     let mut receiver = Receiver::new(link);
     let Some(first) = receiver.receive().context("Reading the start message failed")? else {
         return Ok(());
     };
-    let worker = Worker::start(first, sender)?;
+    let worker = Worker::start(first, sender, mode)?;
     worker.upstream.tell(Kind::Ready, Outgoing::default())?;
     while let Some(message) = receiver.receive().context("Reading from the broker failed")? {
         worker.hear(message)?;
@@ -65,11 +66,12 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(mut first: Message, sender: Sender) -> Result<Self> {
+    fn start(mut first: Message, sender: Sender, mode: Mode) -> Result<Self> {
         ensure!(first.kind == Kind::Start, "The broker's first message was {:?}", first.kind);
         ensure!(!first.fds.is_empty(), "The start message came without its page");
         let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
         let start = Start::decode(&first).context("The start message is malformed")?;
+        sandbox::worker(mode, start.host, &start.nodes)?;
         let host = open_host(&start, first.fds)?;
         let upstream = Arc::new(Upstream::new(sender));
         let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page));

@@ -7,6 +7,7 @@
 //! - `mappings`: the window
 //! - `readiness`: ARM and events
 //! - `vmm`: what the VMM sets up and takes away
+//! - `sandbox`: what the processes may not do
 //! - `endurance`: many of anything leave nothing behind
 
 mod calls;
@@ -17,4 +18,5 @@ mod mappings;
 mod messages;
 mod processes;
 mod readiness;
+mod sandbox;
 mod vmm;
