@@ -43,9 +43,13 @@ impl Captive {
             *arguments.iter_mut().find(|argument| **argument == u64::MAX).unwrap() = room;
         }
         self.prepare(number, arguments);
-        let answer = match self.step(None) {
-            Signal::SIGSYS => Answer::Refused,
-            _ => Answer::Made(self.result()),
+        let answer = loop {
+            match self.step(None) {
+                Signal::SIGSYS => break Answer::Refused,
+                // A trap of the step before: nothing was run yet.
+                _ if ptrace::getregs(self.0).unwrap().rip != before.rip => {}
+                _ => break Answer::Made(self.result()),
+            }
         };
         ptrace::setregs(self.0, before).unwrap();
         answer
@@ -102,7 +106,7 @@ impl Captive {
     }
 
     fn open(&self, path: &str) -> Answer {
-        let here = libc::AT_FDCWD as i64 as u64;
+        let here = i64::from(libc::AT_FDCWD) as u64;
         self.call(libc::SYS_openat, [here, u64::MAX, libc::O_RDONLY as u64, 0], Some(path))
     }
 }
