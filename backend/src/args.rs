@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Parser, ValueEnum};
 use nvguest_abi::Capability;
 
+use crate::limits::{amount, Limits};
 use crate::sandbox::Mode;
 
 /// Share one NVIDIA card with a VM guest.
@@ -85,9 +86,21 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::BestEffort, value_name = "MODE")]
     pub sandbox: Mode,
 
+    /// This backend is the only one of its user: then its guest's processes may share objects
+    /// with each other by RM's way to share with a user (RM_SHARE), which is refused else.
+    #[arg(long)]
+    pub own_user: bool,
+
     /// Let this group connect to the sockets too; else only this user can.
     #[arg(long, value_name = "GROUP")]
     pub socket_group: Option<String>,
+
+    /// What the guest may have at most: KEY=VALUE,… with the keys processes, files, requests,
+    /// bytes (requests and bytes are of those in flight), clients, objects, placements, window
+    /// (bytes of it), lines (of log a second) and disables (of channels, a second). Each but
+    /// the first with process- before it is what one process of the guest may have.
+    #[arg(long, value_name = "KEY=VALUE,…", default_value = "", hide_default_value = true)]
+    pub limits: Limits,
 
     /// What to log: error, warn, info, debug, trace, or a filter in tracing's syntax.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
@@ -170,14 +183,7 @@ impl From<CapabilityName> for Capability {
 
 /// A window's size: a power of two from 1 MiB on, with an optional binary suffix.
 fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let count: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size, e.g. 64G"))?;
-    let size = count.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))?;
+    let size = amount(text).ok_or_else(|| format!("{text:?} is not a size, e.g. 64G"))?;
     if !size.is_power_of_two() || size < 1 << 20 {
         let below = (1 << 20).max(size.checked_next_power_of_two().unwrap_or(1 << 36));
         return Err(format!("{text} is not a power of two of at least 1M; try {}M", below >> 20));

@@ -15,7 +15,6 @@
 //! - `wire`: the messages
 
 use std::fs::File;
-use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -28,16 +27,17 @@ use clap::{CommandFactory, Parser};
 use nix::fcntl::Flock;
 use nix::sys::signal::{SigSet, Signal};
 
-use vhost_user_nvguest::args::{Args, HostChoice, LogFormat};
-use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Limits, Settings};
+use vhost_user_nvguest::args::{Args, HostChoice};
+use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Settings};
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::SimCard;
+use vhost_user_nvguest::limits::Resource;
 use vhost_user_nvguest::profile::{self, NoProfile};
 use vhost_user_nvguest::sandbox::{self, privileges, Plan};
 use vhost_user_nvguest::starter::{self, Starter};
 use vhost_user_nvguest::transport::listen;
-use vhost_user_nvguest::worker;
 use vhost_user_nvguest::worker::start::HostKind;
+use vhost_user_nvguest::{log, worker};
 
 /// `EX_CONFIG` of sysexits: no profile fits the host's driver release.
 const NO_PROFILE: u8 = 78;
@@ -77,6 +77,7 @@ fn serve_guest(args: &Args) -> Result<()> {
     let starter = Starter::launch(args.sandbox, &plan(&settings, sockets.files.clone()))?;
     let state = sandbox::broker(args.sandbox)?;
     let broker = Broker::new(settings, starter, state)?;
+    log::limit(&broker.rates, args.limits.guest(Resource::Lines));
     end_on_signal(signals, &broker)?;
     if let Some(listener) = sockets.admin {
         admin::start(&broker, listener)?;
@@ -115,14 +116,7 @@ fn start_logging(args: &Args) {
     if !started {
         std::env::set_var("NVGUEST_LOG", level);
     }
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match args.log_format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
+    log::start(level, args.log_format);
 }
 
 fn settings(args: &Args) -> Result<Settings> {
@@ -150,7 +144,8 @@ fn settings(args: &Args) -> Result<Settings> {
         card: if real { None } else { Some(SimCard::create(SimCard::DEFAULT_SIZE)?) },
         window_size: args.window_size,
         poll_us: args.poll_us,
-        limits: Limits::default(),
+        limits: args.limits,
+        own_user: args.own_user,
     })
 }
 

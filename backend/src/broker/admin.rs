@@ -59,6 +59,11 @@ pub fn status(broker: &Broker) -> Value {
             json!({"reason": verdict.name(), "what": what.to_string(), "at_least": count})
         })
         .collect();
+    let shares: Map<String, Value> = broker
+        .shares
+        .usage()
+        .map(|(word, held, most)| (word.to_owned(), json!({"held": held, "most": most})))
+        .collect();
     json!({
         "schema": SCHEMA,
         "sandbox": broker.sandbox.to_string(),
@@ -67,6 +72,8 @@ pub fn status(broker: &Broker) -> Value {
         "workers": workers,
         "placements": placements,
         "window_bytes": window_bytes,
+        "shares": shares,
+        "lines_left_out": crate::log::left_out(),
         "requests": requests(broker),
         "events": broker.control.events_counted() + broker.workers.events_counted(),
         "refusals": refusals,

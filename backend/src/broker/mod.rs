@@ -9,6 +9,7 @@
 //! - [`worker`]: one worker, from the broker's side
 //! - [`window`]: what is placed in the guest's memory window
 //! - [`placer`]: the thread that asks the VMM for it
+//! - [`shares`]: who holds how much of what the guest has
 //! - [`nodes`]: what the guest is told to create
 //! - [`admin`]: what an admin can ask
 
@@ -17,6 +18,7 @@ pub mod control;
 pub mod device;
 pub mod nodes;
 pub mod placer;
+pub mod shares;
 pub mod window;
 pub mod worker;
 pub mod workers;
@@ -31,6 +33,8 @@ use nvguest_abi::compiled::Compiled;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::host::Node;
+use crate::limits::Limits;
+use crate::rate::Rates;
 use crate::sandbox;
 use crate::starter::Starter;
 use crate::sync::lock;
@@ -40,6 +44,7 @@ use control::Control;
 use device::{Device, Frontend};
 use nodes::Nodes;
 use placer::Placer;
+use shares::Shares;
 use window::Window;
 use workers::Workers;
 
@@ -62,25 +67,8 @@ pub struct Settings {
     pub poll_us: u32,
     /// Limits of the guest.
     pub limits: Limits,
-}
-
-/// Limits of a guest.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Worker slots: queue pairs beyond the broker's own.
-    pub slots: usize,
-    /// Worker processes.
-    pub workers: usize,
-    /// Files of one process.
-    pub files: u32,
-    /// Placements in the window.
-    pub placements: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { slots: 16, workers: 256, files: 4096, placements: 256 }
-    }
+    /// No other guest's backend runs as this user.
+    pub own_user: bool,
 }
 
 /// The state of one guest.
@@ -91,6 +79,8 @@ pub struct Broker {
     pub card: Option<OwnedFd>,
     /// Limits of the guest.
     pub limits: Limits,
+    /// No other guest's backend runs as this user.
+    pub own_user: bool,
     /// How long a worker looks at its queue before it sleeps, in µs.
     pub poll_us: u32,
     /// The host's profile, and its blob for the workers.
@@ -111,6 +101,10 @@ pub struct Broker {
     pub placer: Placer,
     /// Worker processes.
     pub workers: Workers,
+    /// What each holds of the guest's share.
+    pub shares: Shares,
+    /// How often something was done lately.
+    pub rates: Arc<Rates>,
     /// Who starts them.
     pub starter: Starter,
     /// What confines this process, to be shown.
@@ -121,22 +115,26 @@ pub struct Broker {
 impl Broker {
     /// A broker that serves nobody yet.
     pub fn new(settings: Settings, starter: Starter, sandbox: sandbox::State) -> Result<Arc<Self>> {
-        let Settings { compiled, nodes, host, card, window_size, poll_us, limits } = settings;
+        let Settings { compiled, nodes, host, card, window_size, poll_us, limits, own_user } =
+            settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
         Ok(Arc::new(Self {
             host,
             card,
             limits,
+            own_user,
             poll_us,
             compiled_blob: compiled.to_bytes(),
             schema: compiled.rules.to_schema(),
             compiled,
             nodes: nodes.blob,
             devices: Arc::new(nodes.devices),
-            window: Window::new(window_size, limits.placements),
+            window: Window::new(window_size, limits),
             control: Control::new().context("Setting up the control thread failed")?,
             placer: Placer::default(),
             workers: Workers::new(limits),
+            shares: Shares::new(limits),
+            rates: Arc::new(Rates::create().context("Making the page of rates failed")?),
             starter,
             sandbox,
             device: device::Shared::new(Device::new(queues)),

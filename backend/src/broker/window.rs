@@ -15,6 +15,7 @@ use vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
 use zerocopy::FromBytes;
 
 use crate::errno::Errno;
+use crate::limits::{Limits, Resource};
 use crate::sync::lock;
 use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
 
@@ -65,15 +66,15 @@ struct Ranges {
 /// The window of one guest.
 pub struct Window {
     size: u64,
-    max_placements: u32,
+    limits: Limits,
     frontend: Mutex<Option<Backend>>,
     ranges: Mutex<Ranges>,
 }
 
 impl Window {
     /// An empty window of `size` bytes.
-    pub fn new(size: u64, max_placements: u32) -> Self {
-        Self { size, max_placements, frontend: Mutex::default(), ranges: Mutex::default() }
+    pub fn new(size: u64, limits: Limits) -> Self {
+        Self { size, limits, frontend: Mutex::default(), ranges: Mutex::default() }
     }
 
     /// Bytes.
@@ -106,7 +107,7 @@ impl Window {
         let placed_fd = fd.try_clone()?;
         let (id, at) = {
             let mut ranges = self.ranges();
-            if ranges.live() >= self.max_placements {
+            if !ranges.may_place(&self.limits, worker, length) {
                 return Err(Errno::ENOMEM);
             }
             let at = ranges.free_range(length, self.size).ok_or(Errno::ENOMEM)?;
@@ -224,7 +225,19 @@ impl Window {
 }
 
 impl Ranges {
-    // CAST: bounded by max_placements.
+    /// Whether neither guest nor process has all that it may have.
+    fn may_place(&self, limits: &Limits, worker: u16, length: u64) -> bool {
+        let fits = |process: bool, most: fn(&Limits, Resource) -> u64| {
+            let ranges = || self.by_offset.values().filter(|r| !process || r.worker == worker);
+            let live = ranges().filter(|range| range.held.is_some()).count() as u64;
+            let bytes: u64 = ranges().map(|range| range.length).sum();
+            live < most(limits, Resource::Placements)
+                && bytes.saturating_add(length) <= most(limits, Resource::Window)
+        };
+        fits(false, Limits::guest) && fits(true, Limits::process)
+    }
+
+    // CAST: bounded by the limit of placements.
     fn live(&self) -> u32 {
         self.by_offset.values().filter(|range| range.held.is_some()).count() as u32
     }

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use super::control::Pending;
 use super::Broker;
 use crate::errno::Errno;
+use crate::limits::{Resource, TABLE};
 use crate::policy::What;
 use crate::starter::Started;
 use crate::sync::lock;
@@ -88,13 +89,18 @@ impl Worker {
             host: broker.host,
             process: self.process,
             poll_us: broker.poll_us,
-            max_files: broker.limits.files,
-            max_placements: broker.limits.placements,
+            max_placements: placements(broker.limits.guest(Resource::Placements)),
+            max_own_placements: placements(broker.limits.process(Resource::Placements)),
+            lines: broker.limits.guest(Resource::Lines),
+            disables: broker.limits.guest(Resource::Disables),
+            own_disables: broker.limits.process(Resource::Disables),
+            own_user: broker.own_user,
             compiled: Arc::clone(&broker.compiled),
             nodes: Arc::clone(&broker.devices),
         };
         let page = self.page.share()?;
-        let mut fds = vec![page.as_raw_fd()];
+        let rates = broker.rates.share()?;
+        let mut fds = vec![page.as_raw_fd(), rates.as_raw_fd()];
         fds.extend(broker.card.as_ref().map(AsRawFd::as_raw_fd));
         let payload = start.encode(&broker.compiled_blob);
         let out = Outgoing { payload: &payload, fds: &fds, ..Outgoing::default() };
@@ -252,6 +258,15 @@ impl Listener {
                     broker.control.event(wire::EVENT_READY, file, mask as u32 & 0xffff);
                 }
             }
+            Kind::Hold => {
+                let [resource, wanted, ..] = message.words;
+                let row = usize::try_from(resource).ok().and_then(|index| TABLE.get(index));
+                let granted = row
+                    .ok_or(Errno::EINVAL)
+                    .and_then(|row| broker.shares.hold(worker.number, row.resource, wanted));
+                let more = [granted.unwrap_or(0), 0];
+                worker.answer(Kind::Held, message.tag, granted.map(drop), more);
+            }
             Kind::Stopped => worker.has_stopped(),
             Kind::Refused => {
                 let [verdict, part, number, times] = message.words;
@@ -296,7 +311,7 @@ impl Listener {
         if files > 0 {
             tracing::info!(worker = worker.number, files, "a worker ended with files open");
         }
-        broker.workers.buried(worker);
+        broker.workers.buried(broker, worker);
         // Last: what the guest then says of this worker's placements is for the broker.
         broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
     }
@@ -334,4 +349,9 @@ fn used_position(broker: &Broker, config: &crate::transport::ring::RingConfig) -
     let memory = broker.device().memory();
     let at = config.used.wrapping_add(2);
     memory.and_then(|memory| memory.read_obj(GuestAddress(at)).ok()).unwrap_or(0)
+}
+
+/// A limit of placements as the wire has it.
+fn placements(limit: u64) -> u32 {
+    u32::try_from(limit).unwrap_or(u32::MAX)
 }

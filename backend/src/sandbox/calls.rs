@@ -38,7 +38,7 @@ const COMMON: &[Row] = &[
     (libc::SYS_brk, ANY),
     (libc::SYS_memfd_create, ANY),
     (libc::SYS_ftruncate, ANY),
-    // Threads; clone3 is refused in a way that the C library takes for an old kernel.
+    // Threads.
     (libc::SYS_clone, THREAD),
     (libc::SYS_futex, ANY),
     (libc::SYS_rseq, ANY),
@@ -121,6 +121,16 @@ fn ioctl_of(kind: FileKind) -> Row {
     };
     (libc::SYS_ioctl, is)
 }
+
+/// Calls that the C library tries and does without: they fail, and nobody is told.
+pub type Absent = &'static [(c_long, i32)];
+
+/// Its flags lie in memory, where a filter cannot look: the C library uses `clone` instead.
+const NO_CLONE3: (c_long, i32) = (libc::SYS_clone3, libc::ENOSYS);
+/// Of a worker.
+pub const ABSENT: Absent = &[NO_CLONE3];
+/// Of the broker: its memory allocator looks for the number of processors in a file.
+pub const ABSENT_FROM_BROKER: Absent = &[NO_CLONE3, (libc::SYS_openat, libc::EACCES)];
 
 /// Every call of the broker.
 pub fn of_broker() -> Vec<Row> {

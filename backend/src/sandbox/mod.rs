@@ -115,7 +115,8 @@ pub fn broker(mode: Mode) -> Result<State> {
     }
     if state.seccomp {
         let refusal = seccomp::Refusal::Fails;
-        seccomp::confine(&calls::of_broker(), refusal).context("Confining the broker failed")?;
+        seccomp::confine(&calls::of_broker(), calls::ABSENT_FROM_BROKER, refusal)
+            .context("Confining the broker failed")?;
     }
     Ok(state)
 }
@@ -152,7 +153,7 @@ pub fn worker(mode: Mode, host: HostKind, nodes: &[Option<Node>]) -> Result<()> 
     if state.seccomp {
         let kinds: Vec<_> = nodes.iter().map(|node| node.kind).collect();
         let refusal = seccomp::Refusal::Ends;
-        seccomp::confine(&calls::of_worker(host, &kinds), refusal)
+        seccomp::confine(&calls::of_worker(host, &kinds), calls::ABSENT, refusal)
             .context("Confining a worker failed")?;
     }
     Ok(())

@@ -15,7 +15,7 @@ use seccompiler::{
     SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-use super::calls::{Is, Row};
+use super::calls::{Absent, Is, Row};
 
 /// How a process that is ended for a call ends: 128 and SIGSYS.
 pub const EXIT: c_int = 128 + libc::SIGSYS;
@@ -41,27 +41,31 @@ pub fn is_there() -> bool {
     known == 0
 }
 
-/// Lets every thread make the calls of `rows` and no other, for ever.
-pub fn confine(rows: &[Row], refusal: Refusal) -> Result<()> {
+/// Lets every thread make the calls of `rows` and no other, for ever. Those of `absent` fail
+/// without a word.
+pub fn confine(rows: &[Row], absent: Absent, refusal: Refusal) -> Result<()> {
     catch(refusal).context("Catching SIGSYS failed")?;
-    let old_kernel = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());
-    // Its flags lie in memory, where a filter cannot look: the C library must use `clone`.
-    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    let listed: Vec<Row> = [rows, &[(libc::SYS_clone3, &[])]].concat();
-    for (calls, listed, other) in [
-        (clone3, old_kernel, SeccompAction::Allow),
-        (rules(&listed)?, SeccompAction::Allow, SeccompAction::Trap),
-    ] {
-        let filter = SeccompFilter::new(calls, other, listed, TargetArch::x86_64)?;
-        let program: BpfProgram = filter.try_into()?;
-        apply_filter_all_threads(&program)?;
+    let mut listed = rules(rows)?;
+    // Of several filters the strictest answer counts, and a trap is stricter than an error.
+    for &(number, errno) in absent {
+        let fails = SeccompAction::Errno(errno.unsigned_abs());
+        apply(BTreeMap::from([(number, Vec::new())]), fails, SeccompAction::Allow)?;
+        listed.insert(number, Vec::new());
     }
-    Ok(())
+    apply(listed, SeccompAction::Allow, SeccompAction::Trap)
 }
 
+fn apply(calls: Rules, listed: SeccompAction, other: SeccompAction) -> Result<()> {
+    let filter = SeccompFilter::new(calls, other, listed, TargetArch::x86_64)?;
+    let program: BpfProgram = filter.try_into()?;
+    Ok(apply_filter_all_threads(&program)?)
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
 /// An empty list of rules for a call allows it whatever its arguments.
-fn rules(rows: &[Row]) -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+fn rules(rows: &[Row]) -> Result<Rules> {
+    let mut calls = Rules::new();
     for &(number, conditions) in rows {
         let call = calls.entry(number).or_default();
         if !conditions.is_empty() {

@@ -24,7 +24,7 @@ const MAX_FDS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// `[worker number, options]`; payload: see [`crate::worker::start`]; fds: page, host's own.
+    /// Payload: see [`crate::worker::start`]; fds: page, rates, host's own.
     Start = 1,
     /// `[slot]`; payload: two ring configurations, then the regions of guest memory;
     /// fds: kick, call, kick, call, then one for each region.
@@ -43,6 +43,8 @@ pub enum Kind {
     Export = 9,
     /// `[0 for the control queue, 1 for events]`; fd: what rings the guest from now on.
     Call = 10,
+    /// `[errno, amount]`: answers [`Kind::Hold`].
+    Held = 11,
 
     /// The worker serves.
     Ready = 32,
@@ -64,10 +66,12 @@ pub enum Kind {
     Stopped = 40,
     /// `[verdict, kind of thing, number, count so far]`.
     Refused = 41,
+    /// `[resource, amount]`: so much of the guest's share is needed here.
+    Hold = 42,
 }
 
 impl Kind {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 21] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -77,6 +81,7 @@ impl Kind {
         Self::Fetched,
         Self::Export,
         Self::Call,
+        Self::Held,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -87,6 +92,7 @@ impl Kind {
         Self::Files,
         Self::Stopped,
         Self::Refused,
+        Self::Hold,
     ];
 
     fn from_number(number: u32) -> Option<Self> {

@@ -7,6 +7,7 @@
 //! - [`calls`]: the requests that reach the driver
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed
+//! - [`share`]: what it holds of the guest's share
 //! - [`watch`]: which files are ready
 
 pub mod calls;
@@ -14,6 +15,7 @@ pub mod mapping;
 pub mod objects;
 pub mod serve;
 pub mod session;
+pub mod share;
 pub mod start;
 pub mod upstream;
 pub mod watch;
@@ -29,6 +31,8 @@ use zerocopy::FromBytes;
 use crate::host::linux::LinuxHost;
 use crate::host::sim::{SimHost, SimOptions};
 use crate::host::Host;
+use crate::log;
+use crate::rate::Rates;
 use crate::sandbox::{self, Mode};
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
@@ -68,14 +72,16 @@ struct Worker {
 impl Worker {
     fn start(mut first: Message, sender: Sender, mode: Mode) -> Result<Self> {
         ensure!(first.kind == Kind::Start, "The broker's first message was {:?}", first.kind);
-        ensure!(!first.fds.is_empty(), "The start message came without its page");
+        ensure!(first.fds.len() > 1, "The start message came without its pages");
         let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
+        let rates = Arc::new(Rates::open(first.fds.remove(0))?);
         let start = Start::decode(&first).context("The start message is malformed")?;
+        log::limit(&rates, start.lines);
         sandbox::worker(mode, start.host, &start.nodes)?;
         let host = open_host(&start, first.fds)?;
         let upstream = Arc::new(Upstream::new(sender));
-        let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page));
-        let session = Arc::new(session);
+        let (broker, its_page) = (Arc::clone(&upstream), Arc::clone(&page));
+        let session = Arc::new(Session::new(start, host, broker, its_page, rates)?);
         let server = Server::start(SERVERS, Arc::clone(&session), Arc::clone(&upstream))?;
         watch::Watcher::start(Arc::clone(&session))?;
         Ok(Self { upstream, session, server, page })
@@ -114,7 +120,7 @@ impl Worker {
                 }
                 Ok(())
             }
-            Kind::Placed | Kind::Unplaced | Kind::Fetched => {
+            Kind::Placed | Kind::Unplaced | Kind::Fetched | Kind::Held => {
                 self.upstream.hear(message);
                 Ok(())
             }

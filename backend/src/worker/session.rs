@@ -12,13 +12,16 @@ use zerocopy::FromBytes;
 use super::mapping::{Armed, Mappings};
 use super::objects::Objects;
 use super::serve::Work;
+use super::share::Share;
 use super::start::{Process, Start};
 use super::upstream::Upstream;
 use super::watch::{Watch, Watcher};
 use crate::errno::Errno;
 use crate::host::{Host, HostFile};
+use crate::limits::Resource;
 use crate::marshal::Files;
 use crate::policy::tally::Tally;
+use crate::rate::Rates;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
@@ -110,6 +113,10 @@ pub struct Session {
     pub objects: Mutex<Objects>,
     /// Refusals, counted by name.
     pub refusals: Mutex<Tally>,
+    /// What is held of the guest's share.
+    pub share: Share,
+    /// How often something was done lately, by the guest and by this process.
+    pub rates: (Arc<Rates>, Rates),
     page: Arc<SlotPage>,
     watcher: Arc<Watcher>,
     files: RwLock<HashMap<u16, Arc<GuestFile>>>,
@@ -124,10 +131,13 @@ impl Session {
         host: Arc<dyn Host>,
         upstream: Arc<Upstream>,
         page: Arc<SlotPage>,
-    ) -> Self {
+        rates: Arc<Rates>,
+    ) -> Result<Self, Errno> {
         let watcher = Arc::new(Watcher::new(Arc::clone(&upstream)));
-        Self {
+        Ok(Self {
             mappings: Mappings::new(Arc::clone(&upstream)),
+            share: Share::new(Arc::clone(&upstream)),
+            rates: (rates, Rates::create()?),
             start,
             host,
             upstream,
@@ -138,7 +148,7 @@ impl Session {
             files: RwLock::default(),
             next_number: AtomicU16::new(1),
             slot: AtomicU32::new(wire::NO_SLOT),
-        }
+        })
     }
 
     /// Its readiness thread.
@@ -156,9 +166,10 @@ impl Session {
         self.page.count(kind);
     }
 
-    /// Placements that the whole guest has, as the broker counted last.
+    /// Whether guest or process has all the placements that it may have.
     pub fn placements_full(&self) -> bool {
         self.page.placements() >= self.start.max_placements
+            || self.mappings.live() >= self.start.max_own_placements as usize
     }
 
     /// The open file with this handle.
@@ -197,7 +208,8 @@ impl Session {
         }
         let node = self.start.nodes.get(request.node.get() as usize);
         let node = node.and_then(Option::as_ref).ok_or(Errno::ENXIO)?;
-        if self.files().len() >= self.start.max_files as usize {
+        let files = self.files().len() as u64;
+        if self.share.cover(Resource::Files, files + 1).is_err() {
             return Err(Errno::EMFILE);
         }
         let host_file = self.host.open(node, request.flags.get())?;
@@ -245,6 +257,7 @@ impl Session {
             files.remove(&(file.handle as u16));
             files.len()
         };
+        self.share.settle(Resource::Files, left as u64);
         if left == 0 {
             self.tell_files(0);
         }

@@ -8,12 +8,14 @@
 //! - `readiness`: ARM and events
 //! - `vmm`: what the VMM sets up and takes away
 //! - `sandbox`: what the processes may not do
+//! - `limits`: what a guest may have
 //! - `endurance`: many of anything leave nothing behind
 
 mod calls;
 mod chains;
 mod common;
 mod endurance;
+mod limits;
 mod mappings;
 mod messages;
 mod processes;
