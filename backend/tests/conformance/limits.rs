@@ -130,6 +130,8 @@ fn a_process_has_so_many_requests_in_flight() {
     let process = pair.guest.process(100);
     let (client, other) = (Client::new(&process).unwrap(), Client::new(&process).unwrap());
     let group = slow(&client);
+    // A control that was slow once does not hold others up.
+    client.control(group, command::PREEMPT, &mut preempt(Duration::from_millis(5))).unwrap();
     std::thread::scope(|scope| {
         let ask = |client: &Client| {
             client.control(client.root, command::ATTACHED_IDS, &mut [0; 128]).unwrap()
