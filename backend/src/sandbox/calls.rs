@@ -68,6 +68,7 @@ const COMMON: &[Row] = &[
     (libc::SYS_close, ANY),
     (libc::SYS_fstat, ANY),
     (libc::SYS_newfstatat, &[Is::Bits(3, AT_EMPTY_PATH, AT_EMPTY_PATH)]),
+    (libc::SYS_statx, &[Is::Bits(2, AT_EMPTY_PATH, AT_EMPTY_PATH)]),
     (libc::SYS_lseek, ANY),
     (libc::SYS_fcntl, &[Is::Equal(1, libc::F_DUPFD_CLOEXEC as u64)]),
     (libc::SYS_fcntl, &[Is::Equal(1, libc::F_GETFD as u64)]),

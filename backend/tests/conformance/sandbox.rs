@@ -9,7 +9,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::{is_alive, wait_until, Backend};
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::gather::ByHandle;
+use nvguest_frontend::rm::{escape, Client, Where};
 use nvguest_frontend::{Guest, Options};
 
 use crate::common::{pair, pair_in, start, Pair, LONG};
@@ -257,6 +258,17 @@ fn processes_that_are_started_with_every_capability_keep_none() {
     let sandbox = pair.backend.status().unwrap()["sandbox"].as_str().unwrap().to_owned();
     assert!(sandbox.starts_with("best-effort: "), "{sandbox}");
     assert!(sandbox.ends_with("without capabilities"), "{sandbox}");
+}
+
+/// The one file that a worker reads: what a native program would read for this call.
+#[test]
+fn the_host_s_memory_block_size_can_be_told() {
+    let (pair, client, worker) = busy();
+    let mut size = [1_u64];
+    // SAFETY: there is no pointer in it.
+    unsafe { client.ctl.rm(escape::SYS_PARAMS, &mut size, &ByHandle).unwrap() };
+    client.attached_ids().unwrap();
+    assert!(is_alive(worker), "{}", pair.backend.log());
 }
 
 #[test]
