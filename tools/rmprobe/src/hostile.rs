@@ -17,6 +17,8 @@ const UNSUPPORTED: Outcome = Outcome::Status(0x56);
 const FORBIDDEN: Outcome = Outcome::Status(0x1b);
 /// `NV_ERR_INVALID_CLASS`: a class that no guest has.
 const NO_CLASS: Outcome = Outcome::Status(0x22);
+/// A descriptor in the parameters, 0 here, is no file of the driver's: that is found out first.
+const NO_FILE: Outcome = Outcome::Errno(libc::EBADF);
 const NO_CALL: Outcome = Outcome::Errno(libc::EINVAL);
 
 /// Who is asked for a control, or what an object is made under.
@@ -63,7 +65,7 @@ const CONTROLS: &[Control] = &[
     ("SYSTEM_EXECUTE_ACPI_METHOD", Client, 0x130, 40, UNSUPPORTED, Never),
     ("GET_SYSTEM_EVENT_DATA", Client, 0x502, 12, UNSUPPORTED, Harmless),
     ("SET_SUB_PROCESS_ID", Client, 0x901, 104, UNSUPPORTED, Never),
-    ("CLIENT_SUBSCRIBE_TO_IMEX_CHANNEL", Client, 0xd08, 16, UNSUPPORTED, Never),
+    ("CLIENT_SUBSCRIBE_TO_IMEX_CHANNEL", Client, 0xd08, 16, NO_FILE, Never),
     ("GPU_DISABLE_NVLINK_INIT", Client, 0x281, 32, UNSUPPORTED, Never),
     ("BUS_CLEAR_PEX_COUNTERS", Subdevice, 0x2080_1814, 4, UNSUPPORTED, Never),
     ("BUS_FREEZE_PEX_COUNTERS", Subdevice, 0x2080_1815, 8, UNSUPPORTED, Never),
@@ -83,12 +85,12 @@ const CLASSES: &[(&str, On, u32, Outcome)] = &[
     ("GF100_PROFILER", Subdevice, 0x90cc, NO_CLASS),
     ("MAXWELL_PROFILER_DEVICE", Subdevice, 0xb2cc, NO_CLASS),
     ("NV_EVENT_BUFFER", Client, 0x90cd, NO_CLASS),
-    ("NV01_EVENT_KERNEL_CALLBACK", Subdevice, 0x78, NO_CLASS),
-    ("NV01_EVENT_KERNEL_CALLBACK_EX", Subdevice, 0x7e, NO_CLASS),
+    ("NV01_EVENT_KERNEL_CALLBACK", Subdevice, 0x78, NO_FILE),
+    ("NV01_EVENT_KERNEL_CALLBACK_EX", Subdevice, 0x7e, NO_FILE),
     ("NV01_MEMORY_SYSTEM_OS_DESCRIPTOR", Device, 0x71, NO_CLASS),
     ("NV01_MEMORY_HW_RESOURCES", Device, 0xb1, NO_CLASS),
-    ("FABRIC_MANAGER_SESSION", Client, 0x0f, NO_CLASS),
-    ("NV_IMEX_SESSION", Client, 0xf1, NO_CLASS),
+    ("FABRIC_MANAGER_SESSION", Client, 0x0f, NO_FILE),
+    ("NV_IMEX_SESSION", Client, 0xf1, NO_FILE),
     ("NV40_I2C", Subdevice, 0x402c, NO_CLASS),
     ("MMU_FAULT_BUFFER", Subdevice, 0xc369, FORBIDDEN),
 ];
