@@ -109,7 +109,7 @@ if timeout 20 "$bundle/nesprobe" --list > /dev/null; then
   runner=$!
   held() {
     local pid; pid=$(pgrep -fo -- '--worker') || return
-    echo "worker: $(grep VmRSS "/proc/$pid/status"), $(ls "/proc/$pid/fd" | wc -l) fds, $(wc -l < "/proc/$pid/maps") maps"
+    echo "worker: $(grep RssAnon "/proc/$pid/status"), $(ls "/proc/$pid/fd" | wc -l) fds, $(wc -l < "/proc/$pid/maps") maps"
   }
   sleep 8; held; sleep 20; held; wait $runner; tail -4 "$work/cycles"
 fi

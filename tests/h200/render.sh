@@ -126,15 +126,15 @@ for kind, count in after["requests"].items():
     print(f"{kind} {count - before['requests'][kind]}: {(count - before['requests'][kind]) / frames:.3f} a frame")
 print(f"events {after['events'] - before['events']}: {(after['events'] - before['events']) / frames:.3f} a frame")
 print(f"backend: {cpu / 1e3 / frames:.1f} us of processor time a frame; QEMU {vcpu / 1e3 / frames:.0f} us (emulated)")
-print(f"live placements of this process: {after['placements']}, {after['window_bytes'] >> 20} MiB of the window")
+print(f"live placements of this process: {after['placements']} ({after['placements_peak']} at most), arena {after['arena']}")
 P
 turn 'until grep -q over /tmp/long; do sleep 0.1; done; cat /tmp/long'
-before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
+sleep 4; before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
 
 section 'nothing grows'
 turn 'nesprobe --cycles 5' | tail -3
 fds() { ls "/proc/$backend/fd" | wc -l; }
-grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | field placements) placements"; }
+grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | python3 -c 'import json, sys; it = json.load(sys.stdin); print(it["placements"], "placements, arena", it["arena"])')"; }
 grown
 turn 'time nesprobe --cycles 40' | tail -8
 grown

@@ -72,7 +72,7 @@ section nesprobe
 if [ -x "$work/nesprobe" ]; then
   user timeout 20 "$work/nesprobe" --verify > "$out/nesprobe-native.txt"; echo "natively: exit $?"
   guest -- "$work/nesprobe" --verify > "$out/nesprobe-guest.txt"; echo "as a guest: exit $?"
-  tail -3 "$out/nesprobe-native.txt" "$out/nesprobe-guest.txt"
+  diff "$out/nesprobe-native.txt" "$out/nesprobe-guest.txt"
 else
   echo 'not in the bundle'
 fi
