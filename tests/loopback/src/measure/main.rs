@@ -233,6 +233,10 @@ fn main() {
     match what.as_str() {
         "floors" => floors(scale),
         _ => match modes::find_card(None) {
+            Ok(card) if what == "control" => match Session::open(&card) {
+                Ok(session) => report("flat control", flat_control(&session, scale(20_000))),
+                Err(failure) => report("session", Err(failure)),
+            },
             Ok(card) => calls(&card, scale),
             Err(failure) => report("driver", Err(failure)),
         },
