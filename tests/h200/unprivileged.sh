@@ -80,13 +80,15 @@ fi
 section 'the processes, from outside'
 user timeout 25 "$work/nvguest-loopback" --host nvidia --backend-arg=--sandbox=on -- \
   "$work/rmprobe" --hold 6 --size 16 < /dev/null > "$work/hold" 2>&1 &
-until grep -q holding "$work/hold" || ! kill -0 $! 2>/dev/null; do sleep 0.1; done
+holder=$!
+until grep -q holding "$work/hold" || ! kill -0 $holder 2>/dev/null; do sleep 0.1; done
 for pid in $(pgrep -u $user -f 'vhost-user-nvguest|--worker|--starter'); do
   echo "$pid $(tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c1-60)"
   grep -E '^(Uid|CapPrm|CapEff|CapBnd|NoNewPrivs|Seccomp):' "/proc/$pid/status" | paste -sd' '
   echo "  nodes open: $(find "/proc/$pid/fd" -lname '/dev/nvidia*' 2>/dev/null | wc -l)"
 done
-wait
+# A bare wait would wait for tee as well.
+wait $holder
 
 section 'the card afterwards'
 settings > "$work/settings-after"
