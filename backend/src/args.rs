@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Parser, ValueEnum};
 use nvguest_abi::Capability;
 
+use crate::limits::{amount, Limits};
+use crate::sandbox::Mode;
+
 /// Share one NVIDIA card with a VM guest.
 ///
 /// One process serves one guest. Start it before the VMM, which connects to the
@@ -14,6 +17,8 @@ use nvguest_abi::Capability;
 ///   -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem
 ///   -chardev socket,id=nv,path=SOCKET
 ///   -device vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs=34,vq_size=256,config_size=64
+///
+/// Beside the socket lies SOCKET.pid, locked while this serves.
 ///
 /// Exit status: 0 the guest is gone, 1 something failed, 2 the command line is wrong,
 /// 78 no profile fits the host's driver release.
@@ -76,6 +81,33 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
 
+    /// Let root, or a user with CAP_SYS_ADMIN, start this. It gives up every capability at once,
+    /// so RM takes guests for ordinary callers and not for administrators; what stays open is
+    /// what root may do without a capability: the files that belong to it. Landlock closes those.
+    #[arg(long)]
+    pub allow_root: bool,
+
+    /// Whether Landlock and seccomp must confine the processes, do as far as this kernel has
+    /// them, or do not (for diagnosis only).
+    #[arg(long, value_enum, default_value_t = Mode::BestEffort, value_name = "MODE")]
+    pub sandbox: Mode,
+
+    /// This backend is the only one of its user: then its guest's processes may share objects
+    /// with each other by RM's way to share with a user (RM_SHARE), which is refused else.
+    #[arg(long)]
+    pub own_user: bool,
+
+    /// Let this group connect to the sockets too; else only this user can.
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+
+    /// What the guest may have at most: KEY=VALUE,… with the keys processes, files, requests,
+    /// bytes (requests and bytes are of those in flight), clients, objects, placements, window
+    /// (bytes of it), lines (of log a second) and disables (of channels, a second). Each but
+    /// the first with process- before it is what one process of the guest may have.
+    #[arg(long, value_name = "KEY=VALUE,…", default_value = "", hide_default_value = true)]
+    pub limits: Limits,
+
     /// What to log: error, warn, info, debug, trace, or a filter in tracing's syntax.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     pub log_level: String,
@@ -87,6 +119,18 @@ pub struct Args {
     /// Serve one guest process, on the descriptor that is standard input. Brokers start this.
     #[arg(long, hide = true)]
     pub worker: bool,
+
+    /// Start workers for the broker on the descriptor that is standard input. Brokers start this.
+    #[arg(long, hide = true)]
+    pub starter: bool,
+
+    /// A node that the starter's workers may open.
+    #[arg(long, hide = true, requires = "starter")]
+    pub node: Vec<PathBuf>,
+
+    /// A file that the starter removes in the end.
+    #[arg(long, hide = true, requires = "starter")]
+    pub leftover: Vec<PathBuf>,
 }
 
 /// Which driver answers.
@@ -152,14 +196,7 @@ impl From<CapabilityName> for Capability {
 
 /// A window's size: a power of two from 1 MiB on, with an optional binary suffix.
 fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let count: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size, e.g. 64G"))?;
-    let size = count.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))?;
+    let size = amount(text).ok_or_else(|| format!("{text:?} is not a size, e.g. 64G"))?;
     if !size.is_power_of_two() || size < 1 << 20 {
         let below = (1 << 20).max(size.checked_next_power_of_two().unwrap_or(1 << 36));
         return Err(format!("{text} is not a power of two of at least 1M; try {}M", below >> 20));

@@ -4,7 +4,8 @@
 //! reads another's state:
 //!
 //! - `args`: the command line
-//! - `sandbox`: what this process may not do
+//! - `sandbox`: what these processes may not do
+//! - `starter`: the process that starts workers
 //! - `broker`: vhost-user, the window, the life of workers; `broker::device` first
 //! - `transport`: virtqueues, and the link between broker and worker
 //! - `worker`: one guest process: its files, and the requests on them
@@ -13,7 +14,8 @@
 //! - `host`: the driver's own nodes, or a simulated card
 //! - `wire`: the messages
 
-use std::io::IsTerminal;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,16 +24,20 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use nix::fcntl::Flock;
 use nix::sys::signal::{SigSet, Signal};
 
-use vhost_user_nvguest::args::{Args, HostChoice, LogFormat};
-use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Limits, Settings};
+use vhost_user_nvguest::args::{Args, HostChoice};
+use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Settings};
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::SimCard;
+use vhost_user_nvguest::limits::Resource;
 use vhost_user_nvguest::profile::{self, NoProfile};
+use vhost_user_nvguest::sandbox::{self, privileges, Plan};
+use vhost_user_nvguest::starter::{self, Starter};
 use vhost_user_nvguest::transport::listen;
 use vhost_user_nvguest::worker::start::HostKind;
-use vhost_user_nvguest::{descriptors, sandbox, worker};
+use vhost_user_nvguest::{descriptors, log, worker};
 
 /// `EX_CONFIG` of sysexits: no profile fits the host's driver release.
 const NO_PROFILE: u8 = 78;
@@ -44,7 +50,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     start_logging(&args);
     let outcome = match args {
-        Args { worker: true, .. } => serve_process(),
+        Args { worker: true, .. } => serve_process(&args),
+        Args { starter: true, .. } => serve_broker(args),
         Args { print_capabilities: true, .. } => print_capabilities(),
         args => serve_guest(&args),
     };
@@ -61,34 +68,45 @@ fn main() -> ExitCode {
 /// The steps of a broker's start, in their order.
 fn serve_guest(args: &Args) -> Result<()> {
     let signals = hold_signals()?;
-    descriptors::make_room(BROKER_FILES).context("Growing the table of descriptors failed")?;
+    privileges::check(args.allow_root)?;
     let settings = settings(args)?;
     if args.check {
         return check(args, &settings);
     }
-    let (listener, socket) = listen(args)?;
-    let admin = args.admin_socket.as_deref().map(listen::bind).transpose()?;
-    let files = [socket, args.admin_socket.clone()];
-    sandbox::broker()?;
-    end_on_signal(signals, files.clone())?;
-    let broker = Broker::new(settings)?;
-    if let Some(listener) = admin {
+    sandbox::State::possible(args.sandbox).check()?;
+    privileges::raise_files()?;
+    descriptors::make_room(BROKER_FILES).context("Growing the table of descriptors failed")?;
+    let sockets = Sockets::open(args)?;
+    privileges::leave_network();
+    privileges::give_up()?;
+    let starter = Starter::launch(args.sandbox, &plan(&settings, sockets.files.clone()))?;
+    let state = sandbox::broker(args.sandbox)?;
+    let broker = Broker::new(settings, starter, state)?;
+    log::limit(&broker.rates, args.limits.guest(Resource::Lines));
+    end_on_signal(signals, &broker)?;
+    if let Some(listener) = sockets.admin {
         admin::start(&broker, listener)?;
     }
-    let (connection, _) = listener.accept().context("Waiting for the VMM failed")?;
+    let (connection, _) = sockets.guest.accept().context("Waiting for the VMM failed")?;
     let outcome = broker.serve(connection);
     tracing::info!(status = %admin::status(&broker), "the guest is gone");
-    remove(&files);
+    remove(&broker);
     outcome
 }
 
+/// Starts workers, for a broker on standard input.
+fn serve_broker(args: Args) -> Result<()> {
+    let link = std::io::stdin().as_fd().try_clone_to_owned()?;
+    starter::run(link, args.sandbox, &Plan { nodes: args.node, leftovers: args.leftover })
+}
+
 /// One guest process, for a broker on standard input.
-fn serve_process() -> Result<()> {
+fn serve_process(args: &Args) -> Result<()> {
     descriptors::make_room(WORKER_FILES).context("Growing the table of descriptors failed")?;
     SigSet::all().thread_unblock().context("Taking signals failed")?;
-    let link = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
-    sandbox::worker()?;
-    worker::run(UnixStream::from(link)).context("A worker failed")
+    privileges::give_up()?;
+    let link = std::io::stdin().as_fd().try_clone_to_owned()?;
+    worker::run(UnixStream::from(link), args.sandbox).context("A worker failed")
 }
 
 fn print_capabilities() -> Result<()> {
@@ -97,20 +115,14 @@ fn print_capabilities() -> Result<()> {
 }
 
 fn start_logging(args: &Args) {
-    // Workers are started with the broker's own choice, by its environment.
-    let chosen = std::env::var("NVGUEST_LOG").ok().filter(|_| args.worker);
+    // Starter and workers are started with the broker's own choice, by its environment.
+    let started = args.worker || args.starter;
+    let chosen = std::env::var("NVGUEST_LOG").ok().filter(|_| started);
     let level = chosen.as_deref().unwrap_or(&args.log_level);
-    if !args.worker {
+    if !started {
         std::env::set_var("NVGUEST_LOG", level);
     }
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match args.log_format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
+    log::start(level, args.log_format);
 }
 
 fn settings(args: &Args) -> Result<Settings> {
@@ -139,7 +151,8 @@ fn settings(args: &Args) -> Result<Settings> {
         window_size: args.window_size,
         arena_size: args.arena_size(),
         poll_us: args.poll_us,
-        limits: Limits::default(),
+        limits: args.limits,
+        own_user: args.own_user,
     })
 }
 
@@ -156,24 +169,58 @@ fn check(args: &Args, settings: &Settings) -> Result<()> {
     }
     println!("window    {} GiB", args.window_size >> 30);
     println!("arena     {} MiB", args.arena_size() >> 20);
-    println!("sandbox   {}", sandbox::describe());
+    println!("sandbox   {}", sandbox::State::possible(args.sandbox));
+    println!("files     {} a process at most", privileges::files()?);
     Ok(())
 }
 
-fn listen(args: &Args) -> Result<(UnixListener, Option<PathBuf>)> {
-    match (&args.socket_path, args.fd) {
-        (Some(path), _) => Ok((listen::bind(path)?, Some(path.clone()))),
-        (None, Some(fd)) => Ok((listen::inherited(fd)?, None)),
-        (None, None) => {
-            let missing = "where to listen is missing: give --socket-path or --fd";
-            Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit()
-        }
+/// What the starter may open and remove for this backend.
+fn plan(settings: &Settings, leftovers: Vec<PathBuf>) -> Plan {
+    let nodes = settings.nodes.devices.iter().flatten();
+    let nodes = match settings.host {
+        HostKind::Nvidia => nodes.map(|node| PathBuf::from(&node.path)).collect(),
+        HostKind::Sim => Vec::new(),
+    };
+    Plan { nodes, leftovers }
+}
+
+/// Where this backend listens, and the files of it.
+struct Sockets {
+    guest: UnixListener,
+    admin: Option<UnixListener>,
+    files: Vec<PathBuf>,
+    _pid: Option<Flock<File>>,
+}
+
+impl Sockets {
+    fn open(args: &Args) -> Result<Self> {
+        let group = args.socket_group.as_deref().map(listen::group).transpose()?;
+        let mut files = Vec::new();
+        let (guest, pid) = match (&args.socket_path, args.fd) {
+            (Some(path), _) => {
+                let pid_path = listen::pid_path(path);
+                let pid = listen::pid_file(&pid_path)?;
+                // The socket first: with its number gone another backend may begin.
+                files.extend([path.clone(), pid_path]);
+                (listen::bind(path, group)?, Some(pid))
+            }
+            (None, Some(fd)) => (listen::inherited(fd)?, None),
+            (None, None) => {
+                let missing = "where to listen is missing: give --socket-path or --fd";
+                Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit()
+            }
+        };
+        let admin = args.admin_socket.as_deref();
+        files.extend(admin.map(Path::to_owned));
+        let admin = admin.map(|path| listen::bind(path, group)).transpose()?;
+        Ok(Self { guest, admin, files, _pid: pid })
     }
 }
 
-fn remove(files: &[Option<PathBuf>]) {
-    for file in files.iter().flatten() {
-        std::fs::remove_file(file).ok();
+/// Leaves no file. The starter does it: the broker may open nothing and remove nothing.
+fn remove(broker: &Broker) {
+    if let Err(error) = broker.starter.remove() {
+        tracing::warn!(%error, "the sockets could not be removed");
     }
 }
 
@@ -187,13 +234,14 @@ fn hold_signals() -> Result<SigSet> {
 }
 
 /// Ends the process on a signal, leaving no file. Its workers end with their links.
-fn end_on_signal(signals: SigSet, files: [Option<PathBuf>; 2]) -> Result<()> {
+fn end_on_signal(signals: SigSet, broker: &Arc<Broker>) -> Result<()> {
+    let broker = Arc::clone(broker);
     std::thread::Builder::new()
         .name("signals".into())
         .stack_size(64 << 10)
         .spawn(move || {
             if signals.wait().is_ok() {
-                remove(&files);
+                remove(&broker);
                 std::process::exit(0);
             }
         })

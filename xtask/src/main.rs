@@ -12,6 +12,8 @@ mod bundle;
 mod demo;
 mod prepare;
 mod test;
+#[cfg(test)]
+mod unsafe_code;
 
 use std::process::ExitCode;
 

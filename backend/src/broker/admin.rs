@@ -59,8 +59,14 @@ pub fn status(broker: &Broker) -> Value {
             json!({"reason": verdict.name(), "what": what.to_string(), "at_least": count})
         })
         .collect();
+    let shares: Map<String, Value> = broker
+        .shares
+        .usage()
+        .map(|(word, held, most)| (word.to_owned(), json!({"held": held, "most": most})))
+        .collect();
     json!({
         "schema": SCHEMA,
+        "sandbox": broker.sandbox.to_string(),
         "release": broker.compiled.release,
         "profile": broker.compiled.profile,
         "workers": workers,
@@ -68,6 +74,8 @@ pub fn status(broker: &Broker) -> Value {
         "placements_peak": broker.window.peak(),
         "window_bytes": window_bytes,
         "arena": arena(broker),
+        "shares": shares,
+        "lines_left_out": crate::log::left_out(),
         "requests": requests(broker),
         "events": broker.control.events_counted() + broker.workers.events_counted(),
         "refusals": refusals,

@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{slot_of, Broker};
 use crate::errno::Errno;
+use crate::limits::Resource;
 use crate::sync::lock;
 use crate::transport::events::EventQueue;
 use crate::transport::ring::{Message, Parked, Ring};
@@ -33,6 +34,8 @@ pub struct Control {
     events: Mutex<(EventQueue, Option<OwnedFd>)>,
     greeted: AtomicBool,
     epoch: AtomicU32,
+    /// Bytes of requests that workers were asked and have not answered.
+    asked: AtomicU64,
     tally: [AtomicU64; Kind::ALL.len()],
 }
 
@@ -49,6 +52,8 @@ struct ControlQueue {
 pub struct Pending {
     generation: u64,
     message: Message,
+    /// Bytes of it that count against the guest's share.
+    counted: u64,
 }
 
 /// Starts the thread.
@@ -71,6 +76,7 @@ impl Control {
             events: Mutex::default(),
             greeted: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
             tally: Default::default(),
         })
     }
@@ -217,7 +223,7 @@ impl Control {
                 let generation = queue.generation;
                 let Some(ring) = &mut queue.ring else { return };
                 match ring.take() {
-                    Some(message) => Some(Pending { generation, message }),
+                    Some(message) => Some(Pending { generation, message, counted: 0 }),
                     None if ring.want_kick() => None,
                     None => return,
                 }
@@ -228,7 +234,7 @@ impl Control {
         }
     }
 
-    fn serve(&self, broker: &Arc<Broker>, pending: Pending) {
+    fn serve(&self, broker: &Arc<Broker>, mut pending: Pending) {
         let header = match read_header(&pending.message.request) {
             Ok(header) => header,
             Err(errno) => return self.fail(pending, errno),
@@ -237,6 +243,12 @@ impl Control {
         self.tally[kind as usize - 1].fetch_add(1, Ordering::Relaxed);
         if kind != Kind::Hello && !self.greeted.load(Ordering::Acquire) {
             return self.fail(pending, Errno::EPROTO);
+        }
+        // A copy stays here until the worker's answer.
+        pending.counted = pending.message.request.len() as u64;
+        let asked = self.asked.fetch_add(pending.counted, Ordering::Relaxed) + pending.counted;
+        if asked > broker.limits.guest(Resource::Bytes) {
+            return self.fail(pending, Errno::ENOMEM);
         }
         let answer = {
             let body = &pending.message.request[size_of::<wire::ReqHeader>()..];
@@ -290,6 +302,7 @@ impl Control {
         self.greeted.store(true, Ordering::Release);
         let epoch = self.epoch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         tracing::info!(epoch, "the guest's driver says hello");
+        let word = |limit: u64| u32::try_from(limit).unwrap_or(u32::MAX);
         // CAST: the blobs are small.
         let length = |blob: &[u8]| (blob.len() as u32).into();
         let answer = wire::HelloResp {
@@ -301,8 +314,8 @@ impl Control {
             max_request: wire::MAX_REQUEST.into(),
             max_response: wire::MAX_RESPONSE.into(),
             max_segments: wire::MAX_SEGMENTS.into(),
-            max_files: broker.limits.files.into(),
-            max_placements: broker.limits.placements.into(),
+            max_files: word(broker.limits.process(Resource::Files)).into(),
+            max_placements: word(broker.limits.guest(Resource::Placements)).into(),
             nodes_len: length(&broker.nodes),
             schema_len: length(&broker.schema),
             epoch: epoch.into(),
@@ -342,6 +355,7 @@ impl Control {
 
     /// Gives a whole reply, unless the queue has begun anew since.
     pub fn give(&self, pending: Pending, reply: &[u8]) {
+        self.asked.fetch_sub(pending.counted, Ordering::Relaxed);
         let mut queue = self.queue();
         if queue.generation == pending.generation {
             match &mut queue.ring {

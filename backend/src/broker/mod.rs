@@ -11,6 +11,7 @@
 //! - [`arena`]: the memory file in it that system memory comes from
 //! - [`ranges`]: where there is room, in either
 //! - [`placer`]: the thread that asks the VMM for it
+//! - [`shares`]: who holds how much of what the guest has
 //! - [`nodes`]: what the guest is told to create
 //! - [`admin`]: what an admin can ask
 
@@ -21,6 +22,7 @@ pub mod device;
 pub mod nodes;
 pub mod placer;
 pub mod ranges;
+pub mod shares;
 pub mod window;
 pub mod worker;
 pub mod workers;
@@ -35,6 +37,10 @@ use nvguest_abi::compiled::Compiled;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::host::Node;
+use crate::limits::{Limits, Resource};
+use crate::rate::Rates;
+use crate::sandbox;
+use crate::starter::Starter;
 use crate::sync::lock;
 use crate::wire;
 use crate::worker::start::HostKind;
@@ -43,6 +49,7 @@ use control::Control;
 use device::{Device, Frontend};
 use nodes::Nodes;
 use placer::Placer;
+use shares::Shares;
 use window::Window;
 use workers::Workers;
 
@@ -67,27 +74,8 @@ pub struct Settings {
     pub poll_us: u32,
     /// Limits of the guest.
     pub limits: Limits,
-}
-
-/// Limits of a guest.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Worker slots: queue pairs beyond the broker's own.
-    pub slots: usize,
-    /// Worker processes.
-    pub workers: usize,
-    /// Files of one process.
-    pub files: u32,
-    /// Placements in the window.
-    pub placements: u32,
-    /// Of the arena, a process has at most one part in so many.
-    pub arena_parts: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { slots: 16, workers: 256, files: 4096, placements: 256, arena_parts: 2 }
-    }
+    /// No other guest's backend runs as this user.
+    pub own_user: bool,
 }
 
 /// The state of one guest.
@@ -98,6 +86,8 @@ pub struct Broker {
     pub card: Option<OwnedFd>,
     /// Limits of the guest.
     pub limits: Limits,
+    /// No other guest's backend runs as this user.
+    pub own_user: bool,
     /// How long a worker looks at its queue before it sleeps, in µs.
     pub poll_us: u32,
     /// The host's profile, and its blob for the workers.
@@ -118,33 +108,47 @@ pub struct Broker {
     pub placer: Placer,
     /// Worker processes.
     pub workers: Workers,
+    /// What each holds of the guest's share.
+    pub shares: Shares,
+    /// How often something was done lately.
+    pub rates: Arc<Rates>,
+    /// Who starts them.
+    pub starter: Starter,
+    /// What confines this process, to be shown.
+    pub sandbox: sandbox::State,
     device: device::Shared,
 }
 
 impl Broker {
     /// A broker that serves nobody yet.
-    pub fn new(settings: Settings) -> Result<Arc<Self>> {
-        let Settings { compiled, nodes, host, card, window_size, arena_size, poll_us, limits } =
-            settings;
+    pub fn new(settings: Settings, starter: Starter, sandbox: sandbox::State) -> Result<Arc<Self>> {
+        let Settings { compiled, nodes, host, card, window_size, arena_size, .. } = settings;
+        let Settings { poll_us, limits, own_user, .. } = settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
         let arena = match arena_size {
             0 => None,
-            size => Some(Arena::create(size, size / limits.arena_parts)?),
+            // A process leaves half of it to the others.
+            size => Some(Arena::create(size, limits.process(Resource::Arena).min(size / 2))?),
         };
         Ok(Arc::new(Self {
             host,
             card,
             limits,
+            own_user,
             poll_us,
             compiled_blob: compiled.to_bytes(),
             schema: compiled.rules.to_schema(),
             compiled,
             nodes: nodes.blob,
             devices: Arc::new(nodes.devices),
-            window: Window::new(window_size, arena, limits.placements),
+            window: Window::new(window_size, arena, limits),
             control: Control::new().context("Setting up the control thread failed")?,
             placer: Placer::default(),
             workers: Workers::new(limits),
+            shares: Shares::new(limits),
+            rates: Arc::new(Rates::create().context("Making the page of rates failed")?),
+            starter,
+            sandbox,
             device: device::Shared::new(Device::new(queues)),
         }))
     }

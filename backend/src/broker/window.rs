@@ -17,6 +17,7 @@ use zerocopy::FromBytes;
 use super::arena::Arena;
 use super::ranges::{first_fit, PAGE};
 use crate::errno::Errno;
+use crate::limits::{Limits, Resource};
 use crate::sync::lock;
 use crate::transport::link::FIRST_VIEW;
 use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
@@ -69,7 +70,7 @@ struct Ranges {
 /// The window of one guest.
 pub struct Window {
     size: u64,
-    max_placements: u32,
+    limits: Limits,
     /// Shown at the window's start; placements come behind it.
     arena: Option<Arena>,
     frontend: Mutex<Option<Backend>>,
@@ -78,9 +79,9 @@ pub struct Window {
 
 impl Window {
     /// An empty window of `size` bytes, which `arena` is a small part of.
-    pub fn new(size: u64, arena: Option<Arena>, max_placements: u32) -> Self {
+    pub fn new(size: u64, arena: Option<Arena>, limits: Limits) -> Self {
         let (frontend, ranges) = Default::default();
-        Self { size, max_placements, arena, frontend, ranges }
+        Self { size, limits, arena, frontend, ranges }
     }
 
     /// Bytes.
@@ -117,7 +118,7 @@ impl Window {
         let placed_fd = fd.try_clone()?;
         let (id, at) = {
             let mut ranges = self.ranges();
-            if ranges.live() >= self.max_placements {
+            if !ranges.may_place(&self.limits, worker, length) {
                 return Err(Errno::ENOMEM);
             }
             let taken = ranges.by_offset.iter().map(|(&at, range)| (at, range.length));
@@ -287,7 +288,19 @@ impl Ranges {
         self.by_offset.values().filter(|range| range.worker != NOBODY)
     }
 
-    // CAST: bounded by max_placements.
+    /// Whether neither guest nor process has all that it may have.
+    fn may_place(&self, limits: &Limits, worker: u16, length: u64) -> bool {
+        let fits = |process: bool, most: fn(&Limits, Resource) -> u64| {
+            let ranges = || self.of_processes().filter(|r| !process || r.worker == worker);
+            let live = ranges().filter(|range| range.held.is_some()).count() as u64;
+            let bytes: u64 = ranges().map(|range| range.length).sum();
+            live < most(limits, Resource::Placements)
+                && bytes.saturating_add(length) <= most(limits, Resource::Window)
+        };
+        fits(false, Limits::guest) && fits(true, Limits::process)
+    }
+
+    // CAST: bounded by the limit of placements.
     fn live(&self) -> u32 {
         self.of_processes().filter(|range| range.held.is_some()).count() as u32
     }

@@ -2,16 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
 use nvguest_abi::compiled::Verdict;
 use zerocopy::IntoBytes;
 
@@ -19,10 +15,13 @@ use super::arena::{Arena, NotYours};
 use super::control::Pending;
 use super::Broker;
 use crate::errno::Errno;
+use crate::limits::{Resource, TABLE};
 use crate::policy::What;
+use crate::starter::Started;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
+use crate::transport::process::Process as HostProcess;
 use crate::wire;
 use crate::worker::start::{Process, Start};
 
@@ -43,6 +42,7 @@ pub struct Worker {
     pub page: Arc<SlotPage>,
     /// Its process id on the host.
     pub pid: i32,
+    host_process: HostProcess,
     sender: Sender,
     next_tag: AtomicU64,
     /// Requests that came on queue 0 and that it will answer.
@@ -56,22 +56,17 @@ pub struct Worker {
 impl Worker {
     /// Starts a process and the thread that listens to it.
     pub fn start(broker: &Arc<Broker>, number: u16, process: Process) -> Result<Arc<Self>> {
-        let (ours, theirs) = UnixStream::pair()?;
         let page = Arc::new(SlotPage::create().context("Making a worker's page failed")?);
         page.set_placements(broker.window.usage().0);
-        let child = Command::new("/proc/self/exe")
-            .arg("--worker")
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .spawn()
-            .context("Starting a worker process failed")?;
+        let started = broker.starter.start().context("Starting a worker process failed")?;
+        let Started { pid, process: host_process, link } = started;
         let worker = Arc::new(Self {
             number,
             process,
             page,
-            // CAST: a pid is a positive i32.
-            pid: child.id() as i32,
-            sender: Sender::new(ours.try_clone()?, PATIENCE)?,
+            pid,
+            host_process,
+            sender: Sender::new(link.try_clone()?, PATIENCE)?,
             next_tag: AtomicU64::new(1),
             pending: Mutex::default(),
             fetching: Mutex::default(),
@@ -79,8 +74,8 @@ impl Worker {
             ended: AtomicBool::new(false),
         });
         worker.introduce(broker)?;
-        let listener = Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker), child };
-        let receiver = Receiver::new(ours);
+        let listener = Listener { broker: Arc::clone(broker), worker: Arc::clone(&worker) };
+        let receiver = Receiver::new(link);
         std::thread::Builder::new()
             .name(format!("worker-{number}"))
             .stack_size(256 << 10)
@@ -96,14 +91,19 @@ impl Worker {
             host: broker.host,
             process: self.process,
             poll_us: broker.poll_us,
-            max_files: broker.limits.files,
-            max_placements: broker.limits.placements,
+            max_placements: placements(broker.limits.guest(Resource::Placements)),
+            max_own_placements: placements(broker.limits.process(Resource::Placements)),
+            lines: broker.limits.guest(Resource::Lines),
+            disables: broker.limits.guest(Resource::Disables),
+            own_disables: broker.limits.process(Resource::Disables),
+            own_user: broker.own_user,
             arena_size: arena.map_or(0, Arena::size),
             compiled: Arc::clone(&broker.compiled),
             nodes: Arc::clone(&broker.devices),
         };
         let page = self.page.share()?;
-        let mut fds = vec![page.as_raw_fd()];
+        let rates = broker.rates.share()?;
+        let mut fds = vec![page.as_raw_fd(), rates.as_raw_fd()];
         fds.extend(arena.map(|arena| arena.file().as_raw_fd()));
         fds.extend(broker.card.as_ref().map(AsRawFd::as_raw_fd));
         let payload = start.encode(&broker.compiled_blob);
@@ -124,7 +124,7 @@ impl Worker {
     /// Ends the process. What follows is its listener's to do.
     pub fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
-            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
+            self.host_process.kill();
         }
     }
 
@@ -192,11 +192,10 @@ impl Worker {
 struct Listener {
     broker: Arc<Broker>,
     worker: Arc<Worker>,
-    child: Child,
 }
 
 impl Listener {
-    fn run(mut self, mut receiver: Receiver) {
+    fn run(self, mut receiver: Receiver) {
         let mut files = 0;
         loop {
             let patience = (files == 0).then_some(LINGER);
@@ -267,6 +266,15 @@ impl Listener {
                     broker.control.event(wire::EVENT_READY, file, mask as u32 & 0xffff);
                 }
             }
+            Kind::Hold => {
+                let [resource, wanted, ..] = message.words;
+                let row = usize::try_from(resource).ok().and_then(|index| TABLE.get(index));
+                let granted = row
+                    .ok_or(Errno::EINVAL)
+                    .and_then(|row| broker.shares.hold(worker.number, row.resource, wanted));
+                let more = [granted.unwrap_or(0), 0];
+                worker.answer(Kind::Held, message.tag, granted.map(drop), more);
+            }
             Kind::Stopped => worker.has_stopped(),
             Kind::Refused => {
                 let [verdict, part, number, times] = message.words;
@@ -317,10 +325,10 @@ impl Listener {
 
     /// The order matters: nobody may reach memory that RM has given away, and nobody
     /// may wait for a worker that is gone.
-    fn bury(&mut self, files: u64) {
+    fn bury(&self, files: u64) {
         let (broker, worker) = (&self.broker, &self.worker);
         worker.end();
-        if let Err(error) = self.child.wait() {
+        if let Err(error) = worker.host_process.await_end() {
             tracing::error!(%error, worker = worker.number, "waiting for a worker's end failed");
         }
         worker.has_stopped();
@@ -346,7 +354,7 @@ impl Listener {
         if files > 0 {
             tracing::info!(worker = worker.number, files, "a worker ended with files open");
         }
-        broker.workers.buried(worker);
+        broker.workers.buried(broker, worker);
         // Last: what the guest then says of this worker's placements is for the broker.
         broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
     }
@@ -384,4 +392,9 @@ fn used_position(broker: &Broker, config: &crate::transport::ring::RingConfig) -
     let memory = broker.device().memory();
     let at = config.used.wrapping_add(2);
     memory.and_then(|memory| memory.read_obj(GuestAddress(at)).ok()).unwrap_or(0)
+}
+
+/// A limit of placements as the wire has it.
+fn placements(limit: u64) -> u32 {
+    u32::try_from(limit).unwrap_or(u32::MAX)
 }

@@ -10,8 +10,9 @@ use nvguest_abi::compiled::Verdict;
 use super::control::Pending;
 use super::device::QueueParts;
 use super::worker::Worker;
-use super::{queues_of, Broker, Limits};
+use super::{queues_of, Broker};
 use crate::errno::Errno;
+use crate::limits::Limits;
 use crate::policy::tally::Tally;
 use crate::policy::What;
 use crate::sync::lock;
@@ -55,7 +56,7 @@ impl Workers {
     pub fn new(limits: Limits) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(limits.slots).collect();
         let table = Mutex::new(Table { slots, ..Table::default() });
-        Self { table, changed: Condvar::new(), limit: limits.workers }
+        Self { table, changed: Condvar::new(), limit: limits.processes }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -193,7 +194,8 @@ impl Workers {
     }
 
     /// All that a worker held has gone back.
-    pub fn buried(&self, worker: &Worker) {
+    pub fn buried(&self, broker: &Broker, worker: &Worker) {
+        broker.shares.forget(worker.number);
         self.table().by_number.remove(&worker.number);
         self.changed.notify_all();
     }

@@ -3,9 +3,11 @@
 //! Verdicts are data: the profile has them, made from NVIDIA's own flags and the
 //! overlay. This room only looks them up. What has no verdict is refused.
 //!
+//! - [`sharing`]: whom a guest may let have its objects
 //! - [`tally`]: refusals, counted by name
 #![forbid(unsafe_code)]
 
+pub mod sharing;
 pub mod tally;
 
 use std::fmt;

@@ -31,7 +31,7 @@ pub const FIRST_VIEW: u32 = 1 << 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// `[worker number, options]`; payload: see [`crate::worker::start`]; fds: page, host's own.
+    /// Payload: see [`crate::worker::start`]; fds: page, rates, host's own.
     Start = 1,
     /// `[slot]`; payload: two ring configurations, then the regions of guest memory;
     /// fds: kick, call, kick, call, then one for each region.
@@ -53,6 +53,8 @@ pub enum Kind {
     Call = 10,
     /// `[errno, offset in the arena]`: answers [`Kind::Take`].
     Taken = 11,
+    /// `[errno, amount]`: answers [`Kind::Hold`].
+    Held = 12,
 
     /// The worker serves.
     Ready = 32,
@@ -82,10 +84,12 @@ pub enum Kind {
     Show = 44,
     /// `[view]`: the guest has let go of it.
     Hide = 45,
+    /// `[resource, amount]`: so much of the guest's share is needed here.
+    Hold = 46,
 }
 
 impl Kind {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 26] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -96,6 +100,7 @@ impl Kind {
         Self::Export,
         Self::Call,
         Self::Taken,
+        Self::Held,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -110,6 +115,7 @@ impl Kind {
         Self::Give,
         Self::Show,
         Self::Hide,
+        Self::Hold,
     ];
 
     fn from_number(number: u32) -> Option<Self> {
@@ -243,8 +249,9 @@ impl Receiver {
     }
 }
 
-fn receive_some(
-    stream: &UnixStream,
+/// Receives what there is, and the descriptors that came along.
+pub fn receive_some(
+    stream: &impl AsRawFd,
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {

@@ -6,10 +6,12 @@
 //! - [`shared`]: memory files that several processes share
 //! - [`link`]: the socket between broker and worker
 //! - [`listen`]: where a broker waits for its VMM
+//! - [`process`]: a process of the host by a descriptor
 
 pub mod events;
 pub mod link;
 pub mod listen;
 pub mod page;
+pub mod process;
 pub mod ring;
 pub mod shared;

@@ -1,6 +1,7 @@
 //! IOCTL: one call of the driver, and what it means for objects and placements.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nvguest_abi::compiled::{Compiled, Verdict};
 use nvguest_abi::rules::{read_uint, NO_OFFSET};
@@ -10,8 +11,11 @@ use super::mapping::{Armed, PAGE};
 use super::serve::Bench;
 use super::session::{GuestFile, Named, Session};
 use crate::errno::Errno;
+use crate::limits::Resource;
 use crate::marshal::{prepare, Call, Prepared, Refused};
+use crate::policy::sharing::{self, Sharing};
 use crate::policy::Answer;
+use crate::rate;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::wire::Cache;
@@ -24,18 +28,24 @@ pub mod escape {
     pub const CONTROL: u32 = 0x2a;
     /// `NV_ESC_RM_ALLOC_MEMORY`: root 0, parent 4, object 8, status 0x28, fd 0x30.
     pub const ALLOC_MEMORY: u32 = 0x27;
+    /// `NV_ESC_RM_ALLOC_OBJECT`: root 0, parent 4, object 8, class 0xc.
+    pub const ALLOC_OBJECT: u32 = 0x28;
     /// `NV_ESC_RM_FREE`: root 0, object 8.
     pub const FREE: u32 = 0x29;
     /// `NV_ESC_RM_ALLOC`: root 0, parent 4, object 8, class 0xc.
     pub const ALLOC: u32 = 0x2b;
     /// `NV_ESC_RM_DUP_OBJECT`: client 0, parent 4, object 8, source client 0xc, source 0x10.
     pub const DUP_OBJECT: u32 = 0x34;
+    /// `NV_ESC_RM_SHARE`: client 0, object 4, policy 8.
+    pub const SHARE: u32 = 0x35;
     /// `NV_ESC_RM_VID_HEAP_CONTROL`: root 0, parent 4, function 8, memory 0x2c.
     pub const VID_HEAP_CONTROL: u32 = 0x4a;
     /// `NV_ESC_RM_MAP_MEMORY`: client 0, memory 8, length 0x18, linear 0x20, flags 0x2c.
     pub const MAP_MEMORY: u32 = 0x4e;
     /// `NV_ESC_RM_UNMAP_MEMORY`: client 0, memory 8, linear 0x10.
     pub const UNMAP_MEMORY: u32 = 0x4f;
+    /// `NV_ESC_RM_ALLOC_CONTEXT_DMA2`: root 0, object 8.
+    pub const ALLOC_CONTEXT_DMA2: u32 = 0x54;
     /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: client 0, memory 8, old 0x10, new 0x18.
     pub const UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
     /// `NV_ESC_SYS_PARAMS`: memory block size 0.
@@ -47,6 +57,15 @@ pub(super) const HEAP_ALLOC: u64 = 2;
 const HEAP_FREE: u64 = 3;
 /// `NV01_ROOT`, `NV01_ROOT_NON_PRIV`, `NV01_ROOT_CLIENT` (`cl0000.h`, `cl0001.h`, `cl0041.h`).
 const CLIENT_CLASSES: [u64; 3] = [0x0, 0x1, 0x41];
+
+/// `NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS`: it stops the card's scheduler for a moment, and
+/// Vulkan hangs without it.
+const DISABLE_CHANNELS: u64 = 0x2080_110b;
+/// A call that comes too often waits so long at most, and is refused then.
+const DISABLE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What a call is told that finds no room.
+const FULL: (Verdict, u32) = (Verdict::Limit, status::INSUFFICIENT_RESOURCES);
 
 pub(super) fn u32_at(bytes: &[u8], offset: u16) -> u32 {
     // CAST: four bytes were read. Outside the argument there is nothing: 0.
@@ -80,26 +99,91 @@ impl Session {
         if prepared.reply_len() > room {
             return Err(Errno::EMSGSIZE);
         }
-        if self.arena_answers(file, &named, &mut prepared) {
-            prepared.finish(Ok(0), &mut bench.reply);
-            return Ok(());
-        }
         let status_at = status_offset(compiled, file.kind, &prepared);
-        if let Some(status) = self.before(file, &mut prepared) {
-            let (verdict, what) = (Verdict::Limit, prepared.what());
+        let makes = makes(file.kind, &prepared);
+        let refused = match makes.map_or(Ok(()), |resource| self.reserve(resource)) {
+            Err(_) => Some(FULL),
+            Ok(()) if self.arena_answers(file, &named, &mut prepared) => {
+                self.settle(makes);
+                prepared.finish(Ok(0), &mut bench.reply);
+                return Ok(());
+            }
+            Ok(()) => self.before(file, &mut prepared),
+        };
+        if let Some((verdict, status)) = refused {
+            let what = prepared.what();
             let refused =
                 Refused { verdict, what, answer: Answer::Status { offset: status_at, status } };
             self.refused(&refused);
             return refused.finish(compiled, file.kind, &call, &mut bench.reply);
         }
         let result = prepared.execute(&*self.host, file.host());
+        if prepared.nr() == escape::SHARE && self.sharing(call.argument) == Sharing::WithUser {
+            sharing::set_type(prepared.argument_mut(), false);
+        }
         let status = read_uint(prepared.argument(), status_at, 4).unwrap_or(0);
         if result.is_ok() && status == u64::from(status::OK) {
             self.after(file, &named, call.argument, &prepared);
             self.arena_follows(&named, call.argument, &prepared);
         }
+        self.settle(makes);
         prepared.finish(result, &mut bench.reply);
         result.map(drop)
+    }
+
+    /// Answers a call for which the process has no room left.
+    pub fn over_limit(
+        &self,
+        file: &GuestFile,
+        body: &[u8],
+        bench: &mut Bench,
+    ) -> Result<(), Errno> {
+        let call = Call::parse(body)?;
+        let refused = Refused::new(&self.start.compiled, file.kind, &call, Verdict::Limit);
+        self.refused(&refused);
+        refused.finish(&self.start.compiled, file.kind, &call, &mut bench.reply)
+    }
+
+    /// Room for one more client or object.
+    fn reserve(&self, resource: Resource) -> Result<(), Errno> {
+        let client = resource == Resource::Clients;
+        let needed = lock(&self.objects).expect(client);
+        self.share.cover(resource, needed).inspect_err(|_| {
+            lock(&self.objects).expected_no_more(client);
+        })
+    }
+
+    /// What a call made is counted among what there is; what is left over goes back.
+    fn settle(&self, made: Option<Resource>) {
+        let (clients, objects) = {
+            let mut objects = lock(&self.objects);
+            if let Some(resource) = made {
+                objects.expected_no_more(resource == Resource::Clients);
+            }
+            objects.count()
+        };
+        self.share.settle(Resource::Clients, clients as u64);
+        self.share.settle(Resource::Objects, objects as u64);
+    }
+
+    fn sharing(&self, argument: &[u8]) -> Sharing {
+        let objects = lock(&self.objects);
+        sharing::judge(argument, self.start.own_user, |client| objects.owner(client).is_some())
+    }
+
+    /// Waits until the card's scheduler may be stopped once more; `false` if that is too long.
+    fn may_disable(&self) -> bool {
+        let (guest, own) = &self.rates;
+        let deadline = Instant::now() + DISABLE_PATIENCE;
+        [(own, self.start.own_disables), (&**guest, self.start.disables)].into_iter().all(
+            |(rates, rate)| loop {
+                match rates.take(rate::What::Disables, rate, rate) {
+                    Ok(()) => break true,
+                    Err(_) if Instant::now() >= deadline => break false,
+                    Err(wait) => std::thread::sleep(wait.min(DISABLE_PATIENCE)),
+                }
+            },
+        )
     }
 
     fn refused(&self, refused: &Refused) {
@@ -116,8 +200,8 @@ impl Session {
         }
     }
 
-    /// What must be so before the driver is asked; RM's status if it must not be asked.
-    fn before(&self, file: &GuestFile, prepared: &mut Prepared<'_>) -> Option<u32> {
+    /// What must be so before the driver is asked; why not and RM's status if it must not be.
+    fn before(&self, file: &GuestFile, prepared: &mut Prepared<'_>) -> Option<(Verdict, u32)> {
         if !matches!(file.kind, FileKind::Ctl | FileKind::Gpu) {
             return None;
         }
@@ -134,9 +218,19 @@ impl Session {
                     (armed.client, armed.memory, armed.linear) == (client, object, linear)
                 });
             }
-            escape::MAP_MEMORY if self.placements_full() => {
-                return Some(status::INSUFFICIENT_RESOURCES);
+            escape::CONTROL
+                if read_uint(argument, 8, 4) == Some(DISABLE_CHANNELS) && !self.may_disable() =>
+            {
+                return Some(FULL);
             }
+            escape::MAP_MEMORY if self.placements_full() => return Some(FULL),
+            escape::SHARE => match self.sharing(argument) {
+                Sharing::AsAsked => {}
+                Sharing::WithUser => sharing::set_type(prepared.argument_mut(), true),
+                Sharing::Refused => {
+                    return Some((Verdict::Overlay, status::INSUFFICIENT_PERMISSIONS));
+                }
+            },
             escape::SYS_PARAMS => {
                 if let Some(field) = prepared.argument_mut().first_chunk_mut() {
                     *field = memory_block_size().to_le_bytes();
@@ -177,9 +271,10 @@ impl Session {
             escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(asked, 0xc, 4).unwrap_or(9)) => {
                 objects.client(object, file.handle);
             }
-            escape::ALLOC | escape::ALLOC_MEMORY | escape::DUP_OBJECT => {
+            escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY | escape::DUP_OBJECT => {
                 objects.made(root, object, parent);
             }
+            escape::ALLOC_CONTEXT_DMA2 => objects.made(root, object, root),
             escape::VID_HEAP_CONTROL => match read_uint(asked, 8, 4) {
                 Some(HEAP_ALLOC) => objects.made(root, u32_at(done, 0x2c), parent),
                 Some(HEAP_FREE) => objects.freed(root, u32_at(asked, 0x2c)),
@@ -211,6 +306,25 @@ impl Session {
                 }
             }
         }
+    }
+}
+
+/// What a call makes one more of.
+fn makes(kind: FileKind, prepared: &Prepared<'_>) -> Option<Resource> {
+    let argument = prepared.argument();
+    match prepared.nr() {
+        _ if !matches!(kind, FileKind::Ctl | FileKind::Gpu) => None,
+        escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(argument, 0xc, 4).unwrap_or(9)) => {
+            Some(Resource::Clients)
+        }
+        escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY | escape::DUP_OBJECT => {
+            Some(Resource::Objects)
+        }
+        escape::ALLOC_CONTEXT_DMA2 => Some(Resource::Objects),
+        escape::VID_HEAP_CONTROL if read_uint(argument, 8, 4) == Some(HEAP_ALLOC) => {
+            Some(Resource::Objects)
+        }
+        _ => None,
     }
 }
 

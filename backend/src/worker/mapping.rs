@@ -129,6 +129,11 @@ impl Mappings {
         })
     }
 
+    /// Placements that the guest reaches.
+    pub fn live(&self) -> usize {
+        lock(&self.placements).values().filter(|placement| placement.state == State::Live).count()
+    }
+
     /// One more mapping of the guest's reaches a placement, if it is live.
     fn enter(&self, id: u32) -> Option<Placement> {
         let mut placements = lock(&self.placements);

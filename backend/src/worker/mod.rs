@@ -8,6 +8,7 @@
 //! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed
+//! - [`share`]: what it holds of the guest's share
 //! - [`watch`]: which files are ready
 //! - [`readiness`]: of one file: an edge and an arm make one report
 
@@ -19,6 +20,7 @@ pub mod objects;
 pub mod readiness;
 pub mod serve;
 pub mod session;
+pub mod share;
 pub mod start;
 pub mod upstream;
 pub mod watch;
@@ -38,13 +40,16 @@ use zerocopy::FromBytes;
 use crate::host::linux::LinuxHost;
 use crate::host::sim::{SimHost, SimOptions};
 use crate::host::Host;
+use crate::log;
+use crate::rate::Rates;
+use crate::sandbox::{self, Mode};
 use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::{Ring, RingConfig};
 use crate::transport::shared::Shared;
 use arena::Arena;
 use serve::Server;
-use session::Session;
+use session::{Common, Session};
 use start::{HostKind, Region, Start};
 use upstream::Upstream;
 
@@ -54,13 +59,13 @@ const SERVERS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves one guest process until the broker lets go of `link`.
-pub fn run(link: UnixStream) -> Result<()> {
+pub fn run(link: UnixStream, mode: Mode) -> Result<()> {
     let sender = Sender::new(link.try_clone()?, PATIENCE)?;
     let mut receiver = Receiver::new(link);
     let Some(first) = receiver.receive().context("Reading the start message failed")? else {
         return Ok(());
     };
-    let worker = Worker::start(first, sender)?;
+    let worker = Worker::start(first, sender, mode)?;
     worker.upstream.tell(Kind::Ready, Outgoing::default())?;
     while let Some(message) = receiver.receive().context("Reading from the broker failed")? {
         worker.hear(message)?;
@@ -76,16 +81,19 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(mut first: Message, sender: Sender) -> Result<Self> {
+    fn start(mut first: Message, sender: Sender, mode: Mode) -> Result<Self> {
         ensure!(first.kind == Kind::Start, "The broker's first message was {:?}", first.kind);
-        ensure!(!first.fds.is_empty(), "The start message came without its page");
+        ensure!(first.fds.len() > 1, "The start message came without its pages");
         let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
+        let rates = Arc::new(Rates::open(first.fds.remove(0))?);
         let start = Start::decode(&first).context("The start message is malformed")?;
+        log::limit(&rates, start.lines);
+        sandbox::worker(mode, start.host, &start.nodes)?;
         let upstream = Arc::new(Upstream::new(sender));
         let arena = open_arena(&start, &mut first.fds, &upstream)?;
         let host = open_host(&start, first.fds)?;
-        let session = Session::new(start, host, Arc::clone(&upstream), Arc::clone(&page), arena);
-        let session = Arc::new(session);
+        let common = Common { page: Arc::clone(&page), rates, arena };
+        let session = Arc::new(Session::new(start, host, Arc::clone(&upstream), common)?);
         let server = Server::start(SERVERS, Arc::clone(&session), Arc::clone(&upstream))?;
         watch::Watcher::start(Arc::clone(&session))?;
         Ok(Self { upstream, session, server, page })
@@ -127,7 +135,7 @@ impl Worker {
                 }
                 Ok(())
             }
-            Kind::Placed | Kind::Unplaced | Kind::Fetched | Kind::Taken => {
+            Kind::Placed | Kind::Unplaced | Kind::Fetched | Kind::Taken | Kind::Held => {
                 self.upstream.hear(message);
                 Ok(())
             }

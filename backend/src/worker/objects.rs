@@ -17,6 +17,8 @@ pub struct Objects {
     /// How many objects each has below it: most that are freed have none.
     children: HashMap<(u32, u32), u32>,
     owners: HashMap<u32, u32>,
+    /// Clients and objects that calls under way will make.
+    expected: (usize, usize),
 }
 
 impl Objects {
@@ -90,6 +92,27 @@ impl Objects {
             .collect();
         for client in clients {
             self.freed(client, client);
+        }
+    }
+
+    /// A call will make a client or an object; how many there are with it.
+    pub fn expect(&mut self, client: bool) -> u64 {
+        *self.expected(client) += 1;
+        let (clients, objects) = self.count();
+        let have = if client { clients } else { objects };
+        (have + *self.expected(client)) as u64
+    }
+
+    /// The call is over, whatever came of it.
+    pub fn expected_no_more(&mut self, client: bool) {
+        *self.expected(client) -= 1;
+    }
+
+    fn expected(&mut self, client: bool) -> &mut usize {
+        if client {
+            &mut self.expected.0
+        } else {
+            &mut self.expected.1
         }
     }
 

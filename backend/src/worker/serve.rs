@@ -34,6 +34,8 @@ pub struct Work {
     message: Message,
     header: wire::ReqHeader,
     source: Source,
+    /// Whether it counts against the process's share.
+    counted: bool,
 }
 
 enum Source {
@@ -174,7 +176,7 @@ impl Server {
         let room = usize::try_from(message.words[0]).unwrap_or(0);
         let source = Source::Broker { tag: message.tag, room };
         let message = Message { request: message.payload, ..Message::default() };
-        let work = Work { message, header: wire::ReqHeader::default(), source };
+        let work = Work { message, header: wire::ReqHeader::default(), source, counted: false };
         lock(&self.submitted).push_back(work);
         self.bells.ring();
     }
@@ -283,7 +285,8 @@ impl Server {
         }
         let message = ring.take()?;
         let more = ring.has_more();
-        Some((Work { message, header: wire::ReqHeader::default(), source }, more))
+        let header = wire::ReqHeader::default();
+        Some((Work { message, header, source, counted: false }, more))
     }
 
     /// Reads the header and finds the file; `None` if the request was answered, or waits.
@@ -295,13 +298,14 @@ impl Server {
                 return None;
             }
         }
-        if Kind::from_number(work.header.kind.get()) == Some(Kind::Open) {
-            return Some((work, None));
-        }
-        let Some(file) = self.session.file(work.header.file.get()) else {
+        let opens = Kind::from_number(work.header.kind.get()) == Some(Kind::Open);
+        let file = self.session.file(work.header.file.get()).filter(|_| !opens);
+        if file.is_none() && !opens {
             self.reply(work, bench, Err(Errno::EBADF));
             return None;
-        };
+        }
+        let work = self.count(work, file.as_deref(), bench)?;
+        let Some(file) = file else { return Some((work, None)) };
         match file.admit(work) {
             Admission::Run(work) => Some((work, Some(file))),
             Admission::Waits => None,
@@ -310,6 +314,25 @@ impl Server {
                 None
             }
         }
+    }
+
+    /// Counts a request against the share of its process; `None` if it was answered because
+    /// there is no room for it. What gives something back is never refused.
+    fn count(&self, mut work: Work, file: Option<&GuestFile>, bench: &mut Bench) -> Option<Work> {
+        let taken = self.session.share.take(work.message.request.len());
+        work.counted = true;
+        let kind = Kind::from_number(work.header.kind.get());
+        if taken.is_ok() || matches!(kind, Some(Kind::Close | Kind::Unmap)) {
+            return Some(work);
+        }
+        bench.reply.resize(size_of::<wire::RespHeader>(), 0);
+        let body = &work.message.request[size_of::<wire::ReqHeader>()..];
+        let outcome = match (kind, file) {
+            (Some(Kind::Ioctl), Some(file)) => self.session.over_limit(file, body, bench),
+            _ => Err(Errno::ENOMEM),
+        };
+        self.reply(work, bench, outcome);
+        None
     }
 
     /// Whether a request is done in microseconds. A control answers at once, or takes a
@@ -399,6 +422,9 @@ impl Server {
         if bench.reply.len() < header_size || outcome.is_err() && work.is_not_ioctl() {
             bench.reply.clear();
             bench.reply.resize(header_size, 0);
+        }
+        if work.counted {
+            self.session.share.give(work.message.request.len());
         }
         let status = outcome.err().map_or(0, Errno::status);
         // CAST: replies are bounded by MAX_RESPONSE.

@@ -13,13 +13,16 @@ use super::arena::{Arena, Extent};
 use super::mapping::{Armed, Mappings};
 use super::objects::Objects;
 use super::serve::Work;
+use super::share::Share;
 use super::start::{Process, Start};
 use super::upstream::Upstream;
 use super::watch::{Watch, Watcher};
 use crate::errno::Errno;
 use crate::host::{Host, HostFile};
+use crate::limits::Resource;
 use crate::marshal::Files;
 use crate::policy::tally::Tally;
+use crate::rate::Rates;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
@@ -116,11 +119,25 @@ pub struct Session {
     pub arena: Option<Arena>,
     /// Refusals, counted by name.
     pub refusals: Mutex<Tally>,
+    /// What is held of the guest's share.
+    pub share: Share,
+    /// How often something was done lately, by the guest and by this process.
+    pub rates: (Arc<Rates>, Rates),
     page: Arc<SlotPage>,
     watcher: Arc<Watcher>,
     files: RwLock<HashMap<u16, Arc<GuestFile>>>,
     next_number: AtomicU16,
     slot: AtomicU32,
+}
+
+/// Memory that a worker and its broker have in common.
+pub struct Common {
+    /// The state of its slot.
+    pub page: Arc<SlotPage>,
+    /// How often things were done, by all of the guest.
+    pub rates: Arc<Rates>,
+    /// What system memory comes from, if it does.
+    pub arena: Option<Arena>,
 }
 
 impl Session {
@@ -129,12 +146,14 @@ impl Session {
         start: Start,
         host: Arc<dyn Host>,
         upstream: Arc<Upstream>,
-        page: Arc<SlotPage>,
-        arena: Option<Arena>,
-    ) -> Self {
+        common: Common,
+    ) -> Result<Self, Errno> {
+        let Common { page, rates, arena } = common;
         let watcher = Arc::new(Watcher::new(Arc::clone(&upstream)));
-        Self {
+        Ok(Self {
             mappings: Mappings::new(Arc::clone(&upstream)),
+            share: Share::new(Arc::clone(&upstream)),
+            rates: (rates, Rates::create()?),
             start,
             host,
             upstream,
@@ -146,7 +165,7 @@ impl Session {
             files: RwLock::default(),
             next_number: AtomicU16::new(1),
             slot: AtomicU32::new(wire::NO_SLOT),
-        }
+        })
     }
 
     /// Its readiness thread.
@@ -164,9 +183,10 @@ impl Session {
         self.page.count(kind);
     }
 
-    /// Placements that the whole guest has, as the broker counted last.
+    /// Whether guest or process has all the placements that it may have.
     pub fn placements_full(&self) -> bool {
         self.page.placements() >= self.start.max_placements
+            || self.mappings.live() >= self.start.max_own_placements as usize
     }
 
     /// The open file with this handle.
@@ -205,7 +225,8 @@ impl Session {
         }
         let node = self.start.nodes.get(request.node.get() as usize);
         let node = node.and_then(Option::as_ref).ok_or(Errno::ENXIO)?;
-        if self.files().len() >= self.start.max_files as usize {
+        let files = self.files().len() as u64;
+        if self.share.cover(Resource::Files, files + 1).is_err() {
             return Err(Errno::EMFILE);
         }
         let host_file = self.host.open(node, request.flags.get())?;
@@ -259,6 +280,7 @@ impl Session {
             files.remove(&(file.handle as u16));
             files.len()
         };
+        self.share.settle(Resource::Files, left as u64);
         if left == 0 {
             self.tell_files(0);
         }

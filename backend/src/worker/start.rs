@@ -44,12 +44,20 @@ pub struct Start {
     pub process: Process,
     /// How long it looks at its queue before it sleeps, in µs.
     pub poll_us: u32,
-    /// Files it may hold.
-    pub max_files: u32,
     /// Placements that the whole guest may have.
     pub max_placements: u32,
     /// Bytes of the arena, which begins where the window does; 0 if there is none.
     pub arena_size: u64,
+    /// Placements that this process may have.
+    pub max_own_placements: u32,
+    /// Lines of log a second that the whole guest may cause.
+    pub lines: u64,
+    /// `FIFO_DISABLE_CHANNELS` a second of the whole guest, and of this process.
+    pub disables: u64,
+    /// See [`Start::disables`].
+    pub own_disables: u64,
+    /// No other guest's backend runs as this user.
+    pub own_user: bool,
     /// The host's profile.
     pub compiled: Arc<Compiled>,
     /// The nodes at their positions among the guest's; `None` for what is no device.
@@ -63,11 +71,14 @@ struct Head {
     arena_size: u64,
     tgid: u32,
     poll_us: u32,
-    max_files: u32,
     max_placements: u32,
+    max_own_placements: u32,
+    lines: u64,
+    disables: u64,
+    own_disables: u64,
     worker: u16,
     host: u8,
-    reserved: u8,
+    own_user: u8,
     compiled_len: u32,
 }
 
@@ -78,12 +89,15 @@ impl Start {
             start_ns: self.process.start_ns,
             tgid: self.process.tgid,
             poll_us: self.poll_us,
-            max_files: self.max_files,
             max_placements: self.max_placements,
             arena_size: self.arena_size,
+            max_own_placements: self.max_own_placements,
+            lines: self.lines,
+            disables: self.disables,
+            own_disables: self.own_disables,
             worker: self.worker,
             host: self.host as u8,
-            reserved: 0,
+            own_user: self.own_user.into(),
             compiled_len: u32::try_from(compiled.len()).expect("INVARIANT: a profile is small"),
         };
         let mut payload = head.as_bytes().to_vec();
@@ -108,9 +122,13 @@ impl Start {
             host: if head.host == HostKind::Sim as u8 { HostKind::Sim } else { HostKind::Nvidia },
             process: Process { tgid: head.tgid, start_ns: head.start_ns },
             poll_us: head.poll_us,
-            max_files: head.max_files,
             max_placements: head.max_placements,
             arena_size: head.arena_size,
+            max_own_placements: head.max_own_placements,
+            lines: head.lines,
+            disables: head.disables,
+            own_disables: head.own_disables,
+            own_user: head.own_user != 0,
             compiled: Arc::new(Compiled::from_bytes(compiled)?),
             nodes: Arc::new(nodes),
         })
@@ -183,9 +201,13 @@ mod tests {
             host: HostKind::Sim,
             process: Process { tgid: 1234, start_ns: 5_000_000_000 },
             poll_us: 30,
-            max_files: 1024,
             max_placements: 256,
             arena_size: 4 << 30,
+            max_own_placements: 128,
+            lines: 10,
+            disables: 200,
+            own_disables: 50,
+            own_user: true,
             compiled: Arc::default(),
             nodes: Arc::new(vec![
                 None,

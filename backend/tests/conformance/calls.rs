@@ -249,11 +249,11 @@ fn a_file_of_another_worker_in_a_parameter_is_fetched_from_it() {
 }
 
 /// A channel group whose PREEMPT takes as long as one likes.
-fn slow(client: &Client) -> u32 {
+pub fn slow(client: &Client) -> u32 {
     client.make(client.device, class::CHANNEL_GROUP, &mut [0; 20]).expect("a channel group")
 }
 
-fn preempt(time: Duration) -> [u8; 8] {
+pub fn preempt(time: Duration) -> [u8; 8] {
     let us = u32::try_from(time.as_micros()).unwrap();
     let mut params = [1, 1, 0, 0, 0, 0, 0, 0];
     params[4..].copy_from_slice(&us.to_le_bytes());

@@ -8,6 +8,8 @@
 //! - `arena`: system memory that costs no placement
 //! - `readiness`: ARM and events
 //! - `vmm`: what the VMM sets up and takes away
+//! - `sandbox`: what the processes may not do
+//! - `limits`: what a guest may have
 //! - `endurance`: many of anything leave nothing behind
 
 mod arena;
@@ -15,8 +17,10 @@ mod calls;
 mod chains;
 mod common;
 mod endurance;
+mod limits;
 mod mappings;
 mod messages;
 mod processes;
 mod readiness;
+mod sandbox;
 mod vmm;

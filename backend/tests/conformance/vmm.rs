@@ -129,6 +129,7 @@ fn workers_do_not_outlive_a_broker_that_is_killed() {
 fn a_second_backend_on_the_same_socket_leaves_the_first_alone() {
     let backend = start();
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-user-nvguest"))
+        .args(nix::unistd::geteuid().is_root().then_some("--allow-root"))
         .args(["--host=sim", "--socket-path"])
         .arg(backend.socket())
         .output()
@@ -147,6 +148,7 @@ fn a_socket_that_a_killed_backend_left_is_taken_over() {
     first.ended(LONG).unwrap();
     assert!(first.socket().exists());
     let mut second = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-user-nvguest"))
+        .args(nix::unistd::geteuid().is_root().then_some("--allow-root"))
         .args(["--host=sim", "--socket-path"])
         .arg(first.socket())
         .spawn()

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -44,14 +45,32 @@ impl Backend {
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Self> {
+        Self::launch(Command::new(binary.as_ref()), args, environment, tempfile::tempdir()?)
+    }
+
+    /// Starts `binary` as another user; only root can.
+    pub fn of_user(binary: impl AsRef<Path>, user: u32) -> Result<Self> {
         let folder = tempfile::tempdir()?;
+        std::os::unix::fs::chown(folder.path(), Some(user), Some(user))?;
+        let mut command = Command::new(binary.as_ref());
+        command.uid(user).gid(user);
+        Self::launch(command, &[], &[], folder)
+    }
+
+    fn launch(
+        mut command: Command,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        folder: tempfile::TempDir,
+    ) -> Result<Self> {
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let child = Command::new(binary.as_ref())
+        let child = command
             .arg("--host=sim")
             .arg("--socket-path")
             .arg(folder.path().join("socket"))
             .arg("--admin-socket")
             .arg(folder.path().join("admin"))
+            .args(nix::unistd::geteuid().is_root().then_some("--allow-root"))
             .args(args)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())

@@ -27,6 +27,7 @@ impl Broker {
             .arg(&options.host)
             .arg("--socket-path")
             .arg(&socket)
+            .args(nix::unistd::geteuid().is_root().then_some("--allow-root"))
             .args(&options.backend_arg)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -366,6 +366,9 @@ impl Seed<'_> {
         let mut argv = vec![self.assets.backend().to_string_lossy().into_owned()];
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
         argv.extend(["--host", host.option()].map(str::to_owned));
+        if nix::unistd::geteuid().is_root() {
+            argv.push("--allow-root".to_owned());
+        }
         if !self.wish.backend_args.iter().any(|word| word == "--log-level") {
             argv.extend(["--log-level", "info"].map(str::to_owned));
         }

@@ -35,6 +35,19 @@ fn rmprobe_passes_on_linux_7() {
     the_card_works_on("7");
 }
 
+#[test]
+#[ignore = "boots guests: run `cargo xtask test`"]
+fn everything_that_a_guest_must_not_do_is_refused() {
+    let rig = boot("6.12", 1);
+    let output = rig.guest(0).run(["rmprobe", "--hostile"]).unwrap();
+    assert!(output.success(), "{output}\n{}", rig.logs());
+    let attempts = output.stdout_text().lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(attempts > 50, "{output}");
+    // The sandbox was on meanwhile, and in nobody's way.
+    assert!(!rig.logs().contains("refused system call"), "{}", rig.logs());
+    assert!(rig.guest(0).run(["rmprobe"]).unwrap().success());
+}
+
 /// NVML looks for it there; the guest has that bus too, and keeps it.
 #[test]
 #[ignore = "boots guests: run `cargo xtask test`"]

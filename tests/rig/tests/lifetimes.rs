@@ -35,6 +35,11 @@ fn children(pid: u32) -> Vec<i32> {
     children
 }
 
+/// Workers of a broker: children of its starter.
+fn workers(broker: u32) -> Vec<i32> {
+    children(broker).into_iter().flat_map(|starter| children(starter.unsigned_abs())).collect()
+}
+
 fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
@@ -47,7 +52,7 @@ fn maps(pid: u32) -> usize {
 /// What may not grow: the broker's descriptors, and QEMU's maps of files like ours.
 fn held(guest: &Guest) -> (usize, usize) {
     let backend = guest.backend_pid().unwrap();
-    await_until("workers of processes that are gone end", || children(backend).is_empty());
+    await_until("workers of processes that are gone end", || workers(backend).is_empty());
     (descriptors(backend), maps(guest.qemu_pid()))
 }
 
@@ -82,7 +87,7 @@ fn a_killed_worker_costs_its_process_and_nothing_else() {
     let hold = |seconds| guest.command(["rmprobe", "--hold", seconds]).spawn().unwrap();
     let mut one = hold("6");
     one.wait_for("holding").unwrap();
-    let victim = children(guest.backend_pid().unwrap())[0];
+    let victim = workers(guest.backend_pid().unwrap())[0];
     let mut other = hold("15");
     other.wait_for("holding").unwrap();
 
@@ -126,7 +131,7 @@ fn a_killed_vmm_takes_its_backend_and_workers_along() {
     holder.wait_for("holding").unwrap();
     drop(holder);
     let guest = rig.guest_mut(0);
-    let workers = children(guest.backend_pid().unwrap());
+    let workers = workers(guest.backend_pid().unwrap());
     assert!(!workers.is_empty());
     guest.kill_qemu().unwrap();
     let backend = guest.backend_mut().unwrap();

@@ -15,6 +15,16 @@ pub mod escape {
     pub const RM_ALLOC: u32 = 0x2b;
     /// Makes an object that shares another's resource.
     pub const RM_DUP_OBJECT: u32 = 0x34;
+    /// Lets others have an object.
+    pub const RM_SHARE: u32 = 0x35;
+    /// Talks to a bus of the board.
+    pub const RM_I2C_ACCESS: u32 = 0x39;
+    /// Reads and writes the driver's registry.
+    pub const RM_ACCESS_REGISTRY: u32 = 0x4d;
+    /// Reads the driver's own log.
+    pub const RM_NVLOG_CTRL: u32 = 0x5f;
+    /// Sets memory blocks on line.
+    pub const SET_NUMA_STATUS: u32 = 216;
     /// Older way to allocate memory.
     pub const RM_VID_HEAP_CONTROL: u32 = 0x4a;
     /// Arms a file with memory, to be mapped by mmap.
@@ -42,8 +52,13 @@ pub mod escape {
     /// No call has this number.
     pub const NONE: u32 = 0x7f;
 
-    /// Calls whose argument reaches nothing else.
-    pub const WITHOUT_POINTER: [u32; 13] = [
+    /// Calls whose argument reaches nothing else, or is all zeroes here.
+    pub const WITHOUT_POINTER: [u32; 18] = [
+        RM_SHARE,
+        RM_I2C_ACCESS,
+        RM_ACCESS_REGISTRY,
+        RM_NVLOG_CTRL,
+        SET_NUMA_STATUS,
         RM_FREE,
         RM_DUP_OBJECT,
         RM_MAP_MEMORY,
@@ -155,6 +170,20 @@ pub struct Control {
     pub flags: u32,
     pub params: u64,
     pub params_size: u32,
+    pub status: u32,
+}
+
+/// `NVOS57_PARAMETERS`, with `RS_SHARE_POLICY` in it
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Share {
+    pub client: u32,
+    pub object: u32,
+    pub target: u32,
+    pub access: u32,
+    pub kind: u16,
+    pub action: u8,
+    pub pad: u8,
     pub status: u32,
 }
 

@@ -5,6 +5,7 @@
 //! - [`abi`]: the driver's numbers and structs
 //! - [`rm`]: a client of the driver
 //! - [`checks`]: what is checked, a file per subject
+//! - [`hostile`]: what no guest may do
 //! - [`modes`]: longer runs that tests drive
 //!
 //! The same binary runs on a host and in a guest and gives the same verdict lines; only the detail
@@ -13,6 +14,7 @@
 
 mod abi;
 mod checks;
+mod hostile;
 mod modes;
 mod rm;
 #[allow(unsafe_code)]
@@ -57,6 +59,12 @@ struct Options {
     /// How much --hold keeps
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
+    /// Fires what no guest may do, and expects each refusal
+    #[arg(long)]
+    hostile: bool,
+    /// The same on a host: only what changes nothing is fired, and the answers are shown
+    #[arg(long, conflicts_with = "hostile")]
+    hostile_native: bool,
     /// Stays in one call for so long (a real card takes a second at most)
     #[arg(long, value_name = "MS")]
     block: Option<u64>,
@@ -94,6 +102,13 @@ type Mode<'a> = Box<dyn FnOnce() -> Result<String> + 'a>;
 
 /// The modes that were asked for, or else the checks.
 fn run(options: &Options, card: &Card, report: &mut Report) {
+    if options.hostile || options.hostile_native {
+        let mut tell = |name: &str, result| report.tell(name, Duration::ZERO, result);
+        if let Err(failure) = hostile::run(card, options.hostile_native, &mut tell) {
+            report.tell("hostile", Duration::ZERO, Err(failure));
+        }
+        return;
+    }
     let seconds = |count| Duration::from_secs(count);
     let mut modes: Vec<(&str, Mode<'_>)> = Vec::new();
     if let Some(count) = options.cycles {

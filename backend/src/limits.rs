@@ -1,0 +1,178 @@
+//! What a guest may have at most, as a whole and for each of its processes.
+//!
+//! The guest's share bounds everything, however many processes it makes: a fork gets
+//! nothing that the guest has not got already.
+#![forbid(unsafe_code)]
+
+use std::str::FromStr;
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Open files, each of them watched for readiness.
+    Files,
+    /// Requests that were taken and not answered.
+    Requests,
+    /// Bytes of those.
+    Bytes,
+    /// RM clients.
+    Clients,
+    /// RM objects.
+    Objects,
+    /// Live mappings in the window.
+    Placements,
+    /// Bytes of the window that are taken.
+    Window,
+    /// Bytes of the arena; beyond them memory costs placements.
+    Arena,
+    /// Lines of log a second.
+    Lines,
+    /// `FIFO_DISABLE_CHANNELS` a second: each stops the card's scheduler for a moment.
+    Disables,
+}
+
+/// A line of the table: its word for `--limits`, what the guest has, what a process has.
+pub struct Row {
+    /// What it is of.
+    pub resource: Resource,
+    /// The word; `process-` before it means a process's.
+    pub key: &'static str,
+    /// Of the guest.
+    pub guest: u64,
+    /// Of each of its processes.
+    pub process: u64,
+}
+
+const fn row(resource: Resource, key: &'static str, guest: u64, process: u64) -> Row {
+    Row { resource, key, guest, process }
+}
+
+/// How many resources there are.
+pub const COUNT: usize = 10;
+
+/// What holds where the admin says nothing. In the order of [`Resource`].
+pub const TABLE: [Row; COUNT] = [
+    row(Resource::Files, "files", 16_384, 4096),
+    row(Resource::Requests, "requests", 4096, 1024),
+    row(Resource::Bytes, "bytes", 64 << 20, 16 << 20),
+    row(Resource::Clients, "clients", 4096, 512),
+    row(Resource::Objects, "objects", 262_144, 65_536),
+    row(Resource::Placements, "placements", 256, 256),
+    row(Resource::Window, "window", 1 << 40, 1 << 40),
+    row(Resource::Arena, "arena", 1 << 40, 2 << 30),
+    row(Resource::Lines, "lines", 10, 10),
+    row(Resource::Disables, "disables", 200, 50),
+];
+
+/// The limits of one guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Worker slots: queue pairs beyond the broker's own.
+    pub slots: usize,
+    /// Guest processes with open files.
+    pub processes: usize,
+    guest: [u64; COUNT],
+    process: [u64; COUNT],
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let guest = TABLE.each_ref().map(|row| row.guest);
+        let process = TABLE.each_ref().map(|row| row.process);
+        Self { slots: 16, processes: 256, guest, process }
+    }
+}
+
+impl Limits {
+    /// What all processes of the guest have together.
+    pub fn guest(&self, resource: Resource) -> u64 {
+        self.guest[resource as usize]
+    }
+
+    /// What one process has; never more than the guest.
+    pub fn process(&self, resource: Resource) -> u64 {
+        self.process[resource as usize].min(self.guest(resource))
+    }
+
+    fn set(&mut self, key: &str, value: u64) -> Option<()> {
+        if key == "processes" {
+            self.processes = usize::try_from(value).ok()?;
+            return Some(());
+        }
+        let (table, word) = match key.strip_prefix("process-") {
+            Some(word) => (&mut self.process, word),
+            None => (&mut self.guest, key),
+        };
+        let row = TABLE.iter().find(|row| row.key == word)?;
+        table[row.resource as usize] = value;
+        Some(())
+    }
+}
+
+/// `KEY=VALUE,…`: what is not named keeps its default.
+impl FromStr for Limits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut limits = Self::default();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
+            let value = amount(value).ok_or_else(|| format!("{value:?} is no amount"))?;
+            limits.set(key, value).ok_or_else(|| format!("{key:?} is no limit; {}", keys()))?;
+        }
+        Ok(limits)
+    }
+}
+
+/// Every word, for messages and help.
+pub fn keys() -> String {
+    let words: Vec<&str> = TABLE.iter().map(|row| row.key).collect();
+    format!("there are processes, {} and each of these with process- before it", words.join(", "))
+}
+
+/// A number with an optional binary suffix.
+pub fn amount(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_its_resources() {
+        for (index, row) in TABLE.iter().enumerate() {
+            assert_eq!(row.resource as usize, index, "{}", row.key);
+        }
+    }
+
+    #[test]
+    fn what_is_not_named_keeps_its_default() {
+        let limits: Limits = "files=10,process-bytes=2M".parse().unwrap();
+        assert_eq!(limits.guest(Resource::Files), 10);
+        assert_eq!(limits.process(Resource::Bytes), 2 << 20);
+        assert_eq!(limits.guest(Resource::Objects), TABLE[Resource::Objects as usize].guest);
+        assert_eq!("".parse(), Ok(Limits::default()));
+    }
+
+    #[test]
+    fn a_process_has_no_more_than_its_guest() {
+        let limits: Limits = "files=10".parse().unwrap();
+        assert_eq!(limits.process(Resource::Files), 10);
+    }
+
+    #[test]
+    fn an_unknown_word_is_answered_with_all_words() {
+        let error = "fils=1".parse::<Limits>().unwrap_err();
+        assert!(error.contains("\"fils\"") && error.contains("files, requests"), "{error}");
+        for text in ["files", "files=", "files=x", "files=-1", "files=99999999999G"] {
+            assert!(text.parse::<Limits>().is_err(), "{text}");
+        }
+    }
+}
