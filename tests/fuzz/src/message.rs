@@ -13,18 +13,21 @@ use std::time::Duration;
 
 use vhost_user_nvguest::broker::arena::Arena;
 use vhost_user_nvguest::broker::nodes::Nodes;
+use vhost_user_nvguest::broker::shares::Shares;
 use vhost_user_nvguest::errno::Errno;
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::{SimCard, SimHost, SimOptions};
 use vhost_user_nvguest::host::{Host, Node};
+use vhost_user_nvguest::limits::{Limits, TABLE};
 use vhost_user_nvguest::marshal::Scratch;
+use vhost_user_nvguest::rate::Rates;
 use vhost_user_nvguest::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use vhost_user_nvguest::transport::page::SlotPage;
 use vhost_user_nvguest::transport::shared::Shared;
 use vhost_user_nvguest::wire;
 use vhost_user_nvguest::worker::arena::Arena as WorkerArena;
 use vhost_user_nvguest::worker::serve::{Bench, Server};
-use vhost_user_nvguest::worker::session::Session;
+use vhost_user_nvguest::worker::session::{Common, Session};
 use vhost_user_nvguest::worker::start::{HostKind, Process, Start};
 use vhost_user_nvguest::worker::upstream::Upstream;
 use zerocopy::FromBytes;
@@ -111,9 +114,10 @@ impl Worker {
         let host = Arc::new(SimHost::new(card, SimOptions::default()).expect("a card"));
         let page = Arc::new(SlotPage::create().expect("a page"));
         let driver: Arc<dyn Host> = Arc::<SimHost>::clone(&host);
-        let session =
-            Session::new(start(), driver, Arc::clone(&upstream), page, Some(its_arena));
-        let session = Arc::new(session);
+        let rates = Arc::new(Rates::create().expect("a page"));
+        let common = Common { page, rates, arena: Some(its_arena) };
+        let session = Session::new(start(), driver, Arc::clone(&upstream), common);
+        let session = Arc::new(session.expect("a page"));
         let server = Server::start(0, Arc::clone(&session), upstream).expect("no threads");
         (Self { session, server, host }, (theirs, Arc::new(arena)))
     }
@@ -130,8 +134,12 @@ fn start() -> Start {
         host: HostKind::Sim,
         process: PROCESS,
         poll_us: 0,
-        max_files: 16,
         max_placements: 256,
+        max_own_placements: 256,
+        lines: 10,
+        disables: 200,
+        own_disables: 50,
+        own_user: false,
         arena_size: ARENA,
         compiled: compiled(),
         nodes: nodes(),
@@ -143,6 +151,7 @@ struct Broker {
     receiver: Receiver,
     sender: Sender,
     arena: Arc<Arena>,
+    shares: Shares,
     placed: HashSet<u64>,
     last: u64,
 }
@@ -150,7 +159,10 @@ struct Broker {
 impl Broker {
     fn new((link, arena): (UnixStream, Arc<Arena>)) -> Self {
         let sender = Sender::new(link.try_clone().expect("a socket"), PATIENCE).expect("a socket");
-        Self { receiver: Receiver::new(link), sender, arena, placed: HashSet::new(), last: 0 }
+        let limits: Limits = "files=16,objects=64,clients=4".parse().expect("limits");
+        let (placed, last) = Default::default();
+        let shares = Shares::new(limits);
+        Self { receiver: Receiver::new(link), sender, arena, shares, placed, last }
     }
 
     /// Hears the worker until it is gone.
@@ -183,6 +195,12 @@ impl Broker {
             Kind::Give => self.arena.give(WORKER, first).expect("it had that"),
             Kind::Show => self.arena.show(WORKER, first, view(second)).expect("it had that"),
             Kind::Hide => self.arena.hide(WORKER, view(first)).expect("it showed that"),
+            Kind::Hold => {
+                let resource = usize::try_from(first).ok().and_then(|index| TABLE.get(index));
+                let resource = resource.expect("a resource has a number").resource;
+                let granted = self.shares.hold(WORKER, resource, second);
+                self.answer(message, Kind::Held, granted.map(|granted| [granted, 0]));
+            }
             Kind::Files | Kind::Refused | Kind::Event => {}
             kind => panic!("a worker does not say {kind:?}"),
         }

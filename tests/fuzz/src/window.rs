@@ -21,7 +21,7 @@ const PAGE: u64 = 4096;
 /// Bytes of the window and of the arena in it: small, so that they are full soon.
 const WINDOW: u64 = 64 * PAGE;
 const ARENA: u64 = 32 * PAGE;
-const PLACEMENTS: u32 = 12;
+const LIMITS: &str = "placements=12";
 const WORKERS: usize = 3;
 const MAX_STEPS: usize = 128;
 
@@ -99,7 +99,7 @@ pub fn run(data: &[u8]) {
     let (vmm, backend) = vmm();
     *vmm.maps() = Maps::default();
     let arena = Arena::create(ARENA, ARENA / 2).expect("an arena");
-    let window = Window::new(WINDOW, Some(arena), PLACEMENTS);
+    let window = Window::new(WINDOW, Some(arena), LIMITS.parse().expect("limits"));
     window.connect(backend.clone());
     let mut guest = Guest { window, vmm, placed: Vec::new(), taken: Vec::new(), views: Vec::new() };
     for _ in 0..MAX_STEPS {

@@ -140,8 +140,12 @@ fn start() {
         host: HostKind::Sim,
         process: Process { tgid: 1234, start_ns: 5 },
         poll_us: 30,
-        max_files: 1024,
         max_placements: 256,
+        max_own_placements: 256,
+        lines: 10,
+        disables: 200,
+        own_disables: 50,
+        own_user: false,
         arena_size: 4 << 30,
         compiled: compiled.into(),
         nodes: vhost_user_nvguest::broker::nodes::Nodes::new(
