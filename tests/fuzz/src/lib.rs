@@ -8,13 +8,14 @@
 //!
 //! Of a guest:
 //! - [`chain`]: virtqueues in its memory
+//! - [`broker`]: what it asks on queue 0
 //! - [`message`]: what a process of it asks its worker
 //! - [`marshal`]: an ioctl on its way to the driver
 //! - [`policy`]: verdicts and answers
 //! - [`interpreters`]: the schema as the guest module follows it, and as Rust does
 //!
 //! Of a worker that is no more what it was:
-//! - [`link`]: what it writes to its broker
+//! - [`link`]: how it writes to its broker, and [`worker`]: what; [`hostile`] is the broker
 //! - [`page`]: what it left behind
 //! - [`window`]: in which order it, and its guest, let go
 //!
@@ -22,7 +23,9 @@
 //! - [`schema`]: gather rules, and the blob they come in
 //! - [`start`]: what it tells a worker first
 
+pub mod broker;
 pub mod chain;
+pub mod hostile;
 pub mod input;
 pub mod interpreters;
 pub mod link;
@@ -34,6 +37,7 @@ pub mod profiles;
 pub mod schema;
 pub mod start;
 pub mod window;
+pub mod worker;
 
 /// A target and its name, which is its corpus's too.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +49,8 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
+    Target { name: "broker", run: broker::run },
     Target { name: "chain", run: chain::run },
     Target { name: "interpreters", run: interpreters::run },
     Target { name: "link", run: link::run },
@@ -56,4 +61,5 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "schema", run: schema::run },
     Target { name: "start", run: start::run },
     Target { name: "window", run: window::run },
+    Target { name: "worker", run: worker::run },
 ];

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use vhost_user_nvguest::broker::arena::Arena;
@@ -21,7 +21,7 @@ use vhost_user_nvguest::host::{Host, Node};
 use vhost_user_nvguest::limits::{Limits, TABLE};
 use vhost_user_nvguest::marshal::Scratch;
 use vhost_user_nvguest::rate::Rates;
-use vhost_user_nvguest::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
+use vhost_user_nvguest::transport::link::{Kind, Message, Receiver, Sender};
 use vhost_user_nvguest::transport::page::SlotPage;
 use vhost_user_nvguest::transport::shared::Shared;
 use vhost_user_nvguest::wire;
@@ -49,8 +49,8 @@ const RELEASE: &str = "580.142";
 /// room for its reply as the two bytes before those.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
-    let (worker, theirs) = Worker::start();
-    let broker = std::thread::spawn(move || Broker::new(theirs).run());
+    let (worker, broker) = Worker::start();
+    let broker = std::thread::spawn(move || broker.run());
     let mut bench = Bench { scratch: Scratch::new().expect("address space"), reply: Vec::new() };
     for tag in 0..MAX_REQUESTS {
         if input.is_empty() {
@@ -102,7 +102,7 @@ fn compiled() -> Arc<nvguest_abi::compiled::Compiled> {
 }
 
 impl Worker {
-    fn start() -> (Self, (UnixStream, Arc<Arena>)) {
+    fn start() -> (Self, Broker) {
         let (ours, theirs) = UnixStream::pair().expect("a socket");
         let arena = Arena::create(ARENA, ARENA / 2).expect("an arena");
         arena.placed();
@@ -118,8 +118,9 @@ impl Worker {
         let common = Common { page, rates, arena: Some(its_arena) };
         let session = Session::new(start(), driver, Arc::clone(&upstream), common);
         let session = Arc::new(session.expect("a page"));
+        let broker = Broker::new(theirs, Arc::downgrade(&upstream), arena);
         let server = Server::start(0, Arc::clone(&session), upstream).expect("no threads");
-        (Self { session, server, host }, (theirs, Arc::new(arena)))
+        (Self { session, server, host }, broker)
     }
 
     fn ask(&self, tag: u64, room: u64, payload: Vec<u8>) {
@@ -149,20 +150,19 @@ fn start() -> Start {
 /// A broker that takes its worker at its word, and at that alone.
 struct Broker {
     receiver: Receiver,
-    sender: Sender,
-    arena: Arc<Arena>,
+    worker: Weak<Upstream>,
+    arena: Arena,
     shares: Shares,
     placed: HashSet<u64>,
     last: u64,
 }
 
 impl Broker {
-    fn new((link, arena): (UnixStream, Arc<Arena>)) -> Self {
-        let sender = Sender::new(link.try_clone().expect("a socket"), PATIENCE).expect("a socket");
+    fn new(link: UnixStream, worker: Weak<Upstream>, arena: Arena) -> Self {
         let limits: Limits = "files=16,objects=64,clients=4".parse().expect("limits");
         let (placed, last) = Default::default();
-        let shares = Shares::new(limits);
-        Self { receiver: Receiver::new(link), sender, arena, shares, placed, last }
+        let (receiver, shares) = (Receiver::new(link), Shares::new(limits));
+        Self { receiver, worker, arena, shares, placed, last }
     }
 
     /// Hears the worker until it is gone.
@@ -219,8 +219,10 @@ impl Broker {
             Ok([one, other]) => [0, one, other, 0],
             Err(errno) => [u64::from(errno.status()), 0, 0, 0],
         };
-        let out = Outgoing { tag: message.tag, words, ..Outgoing::default() };
-        self.sender.send(kind, out).expect("a worker listens");
+        let (payload, fds) = Default::default();
+        let answer = Message { kind, tag: message.tag, words, payload, fds };
+        // Who asked waits for it, and so is there.
+        self.worker.upgrade().expect("a worker").hear(answer);
     }
 }
 
