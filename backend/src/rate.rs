@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::time::{clock_gettime, ClockId};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
@@ -36,10 +37,17 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Nothing was done yet.
+    /// Nothing was done yet. For all processes of a guest to share.
     pub fn create() -> Result<Self, Errno> {
         // Sealed: a worker that cut it short would end all others, and the broker.
         Self::open(sealed_file("nvguest-rates", SIZE as u64)?.into())
+    }
+
+    /// The same for one process, which shares it with nobody. A confined worker may not seal.
+    pub fn own() -> Result<Self, Errno> {
+        let fd = memfd_create(c"nvguest-rates", MFdFlags::MFD_CLOEXEC)?;
+        nix::unistd::ftruncate(&fd, SIZE as i64)?;
+        Self::open(fd)
     }
 
     /// The page that another process made.
