@@ -145,17 +145,18 @@ fn rm_call(queue: &Queue, file: &File, random: &mut Random) -> Option<Token> {
         any,
     ]);
     let mut argument = random.bytes(size);
-    let mut put = |at: usize, value: u32| argument[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let mut put =
+        |at: usize, value: u32| argument[at..at + 4].copy_from_slice(&value.to_le_bytes());
     let (made_up, short) = (random.next() as u32, random.below(300));
     let params = match nr {
-        escape::CONTROL => {
+        escape::CONTROL if size == 32 => {
             let known = [command::ATTACHED_IDS, command::SET_TRIGGER_FIFO, command::PREEMPT];
             put(8, random.of(&[known[0], known[1], known[2], made_up]));
             let length = random.of(&[0, 4, 8, 128, short]);
             put(24, length as u32);
             Some(length)
         }
-        escape::ALLOC => {
+        escape::ALLOC if size == 48 => {
             let known = [class::DEVICE, class::SUBDEVICE, class::OS_EVENT, class::CHANNEL_GROUP];
             put(12, random.of(&[known[0], known[1], known[2], known[3], made_up]));
             Some(random.of(&[56, 4, 24, 40, short]))
@@ -163,7 +164,8 @@ fn rm_call(queue: &Queue, file: &File, random: &mut Random) -> Option<Token> {
         _ => None,
     };
     // A random number of segments, and mostly the one that was meant.
-    let lengths: Vec<u32> = params.into_iter().filter(|_| random.below(8) > 0).map(|n| n as u32).collect();
+    let lengths: Vec<u32> =
+        params.into_iter().filter(|_| random.below(8) > 0).map(|n| n as u32).collect();
     let head = wire::IoctlReq {
         cmd: (0xc000_4600 | (size as u32) << 16 | nr).into(),
         arg_len: (size as u32).into(),

@@ -200,11 +200,7 @@ impl<C: Caller> Call<C> {
     }
 
     /// `{u32 nr, u32 size, u64 pointer}` names the call that is really meant.
-    fn named<'r>(
-        &mut self,
-        rules: &'r Rules,
-        kind: FileKind,
-    ) -> Result<Option<&'r Ioctl>, Errno> {
+    fn named<'r>(&mut self, rules: &'r Rules, kind: FileKind) -> Result<Option<&'r Ioctl>, Errno> {
         let mut outer = [0; 16];
         self.caller.read(self.argument, &mut outer)?;
         let word = |at: u16| read_uint(&outer, at, 4).and_then(|word| u32::try_from(word).ok());

@@ -25,7 +25,9 @@ pub fn run(data: &[u8]) {
         let mut request = input.bytes(length.into()).to_vec();
         // A length that lies is refused before anything else is read: mostly it is honest.
         let honest = u32::try_from(request.len()).unwrap_or(0);
-        if let Some(header) = ReqHeader::mut_from_prefix(&mut request).ok().filter(|_| length % 8 != 7) {
+        if let Some(header) =
+            ReqHeader::mut_from_prefix(&mut request).ok().filter(|_| length % 8 != 7)
+        {
             header.0.len = honest.into();
         }
         let reply = setup.guest.request(NO_SLOT, &request, room).expect("an answer");

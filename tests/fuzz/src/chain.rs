@@ -28,7 +28,14 @@ pub fn run(data: &[u8]) {
     let steps: Vec<(u8, u16)> = (0..count).map(|_| (input.u8(), input.u16())).collect();
     let memory = memory(input.rest());
     let Ok(ring) = Ring::new(config, Arc::clone(&memory), None, None) else { return };
-    let mut server = Server { ring, config, before: snapshot(&memory), memory, held: Vec::new(), written: used(config) };
+    let mut server = Server {
+        ring,
+        config,
+        before: snapshot(&memory),
+        memory,
+        held: Vec::new(),
+        written: used(config),
+    };
     for (step, number) in steps.into_iter().take(MAX_STEPS) {
         server.step(step, number);
     }
@@ -145,7 +152,9 @@ impl Server {
 
     fn check(&self) {
         let may = |at: u64| {
-            self.written.iter().any(|&(start, length)| at.checked_sub(start).is_some_and(|d| d < length))
+            self.written
+                .iter()
+                .any(|&(start, length)| at.checked_sub(start).is_some_and(|d| d < length))
         };
         for ((before, after), (base, _)) in
             self.before.iter().zip(snapshot(&self.memory)).zip(REGIONS)

@@ -75,7 +75,8 @@ impl Setup {
             version: u32::from(wire::VERSION).into(),
             flags: wire::HELLO_FRESH.into(),
         };
-        let asked = message(header(wire::Kind::Hello, 0, wire::Caller::default()), hello.as_bytes());
+        let asked =
+            message(header(wire::Kind::Hello, 0, wire::Caller::default()), hello.as_bytes());
         let reply = self.guest.request(NO_SLOT, &asked, 4096).expect("an answer");
         let (header, _) = wire::RespHeader::read_from_prefix(&reply).expect("a whole reply");
         assert_eq!(header.status.get(), 0, "the broker is well, and its workers are gone");
@@ -89,7 +90,8 @@ impl Setup {
     /// the end of its link.
     pub fn worker(&self, tgid: u32) -> (Token, u16, UnixStream) {
         let caller = wire::Caller { tgid: tgid.into(), ..wire::Caller::default() };
-        let open = message(header(wire::Kind::Open, 0, caller), wire::OpenReq::default().as_bytes());
+        let open =
+            message(header(wire::Kind::Open, 0, caller), wire::OpenReq::default().as_bytes());
         let token = self.guest.queue(NO_SLOT).submit(&open, 64).expect("room in the queue");
         let started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         let link = started.recv_timeout(PATIENCE).expect("the broker starts a worker");

@@ -104,11 +104,7 @@ fn ioctl(input: &mut Input<'_>, [_, cases, rules]: [usize; 3]) -> Ioctl {
 
 fn case(input: &mut Input<'_>, [_, _, rules]: [usize; 3]) -> Case {
     let (first_rule, nrules) = range(input, rules);
-    Case {
-        key: u32::from(input.u8()).into(),
-        first_rule: first_rule.into(),
-        nrules: nrules.into(),
-    }
+    Case { key: u32::from(input.u8()).into(), first_rule: first_rule.into(), nrules: nrules.into() }
 }
 
 /// The second half of the table has no rules below it, so that a tidy one nests no deeper
@@ -120,7 +116,13 @@ fn rule(input: &mut Input<'_>, count: usize, tidy: bool) -> Rule {
         _ => range(input, count),
     };
     let width = |bits: u8| if tidy { 1 << (bits & 3) } else { bits & 15 };
-    let mask = if !tidy { 0xff } else if is_fd { 0x38 } else { 0x07 };
+    let mask = if !tidy {
+        0xff
+    } else if is_fd {
+        0x38
+    } else {
+        0x07
+    };
     Rule {
         op: if is_fd { OP_FD } else { OP_BUFFER },
         flags: bits & mask,

@@ -33,7 +33,6 @@ pub fn count() -> usize {
 pub fn measured(number: u8) -> &'static Compiled {
     let (store, profiles) = all();
     let lazy = &profiles[profiles.len() - 1 - usize::from(number) % profiles.len()];
-    lazy.compiled.get_or_init(|| {
-        store.load(&lazy.release).expect("it is a profile").compile(CAPABILITIES)
-    })
+    lazy.compiled
+        .get_or_init(|| store.load(&lazy.release).expect("it is a profile").compile(CAPABILITIES))
 }

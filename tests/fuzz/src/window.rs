@@ -51,7 +51,8 @@ impl VhostUserFrontendReqHandler for Vmm {
             return Err(io::Error::from_raw_os_error(12));
         }
         let (at, end) = (request.shm_offset, request.shm_offset + request.len);
-        let overlaps = maps.by_offset.iter().any(|(&other, &length)| other < end && at < other + length);
+        let overlaps =
+            maps.by_offset.iter().any(|(&other, &length)| other < end && at < other + length);
         // A panic here would end the thread alone: what cannot be is kept, and checked.
         maps.by_offset.insert(at, if overlaps { u64::MAX } else { request.len });
         Ok(0)
@@ -208,7 +209,8 @@ impl Guest {
             return self.hide_by_guest(worker, number);
         }
         let id = self.id(number);
-        let found = self.placed.iter().position(|p| (p.id, p.worker, p.live) == (id, worker, false));
+        let found =
+            self.placed.iter().position(|p| (p.id, p.worker, p.live) == (id, worker, false));
         let done = self.window.unmapped(&unmap(worker, id));
         assert_eq!(done.is_ok(), found.is_some(), "only a hole of a dead worker's is free");
         found.map(|index| self.placed.swap_remove(index));

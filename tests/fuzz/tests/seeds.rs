@@ -20,8 +20,7 @@ const RM_CONTROL: u32 = 0xc020_462a;
 const RM_ALLOC: u32 = 0xc030_462b;
 
 fn folder(target: &str) -> PathBuf {
-    let folder =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fuzz/seeds").join(target);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fuzz/seeds").join(target);
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
 }
@@ -172,7 +171,8 @@ fn chains() {
     put(0x402, &2u16.to_le_bytes());
     put(0x406, &2u16.to_le_bytes());
     let queue = Script::default().u8(16).u8(4).u16(0);
-    let steps = queue.clone().u8(5).u8(0).u16(0).u8(0).u16(0).u8(2).u16(8).u8(6).u16(0).u8(7).u16(1);
+    let steps =
+        queue.clone().u8(5).u8(0).u16(0).u8(0).u16(0).u8(2).u16(8).u8(6).u16(0).u8(7).u16(1);
     keep("chain", "two", &steps.bytes(&memory).done());
     keep("page", "two", &queue.u16(200).bytes(&[0; 200]).bytes(&memory).done());
 }
