@@ -227,8 +227,8 @@ impl Compiled {
             <[EscapeEntry]>::ref_from_prefix_with_elems(rest, header.nescapes.get() as usize)
                 .ok()?;
         Some(Self {
-            release: unpadded(&header.release),
-            profile: unpadded(&header.profile),
+            release: unpadded(&header.release)?,
+            profile: unpadded(&header.profile)?,
             capabilities: header.capabilities.get(),
             rules,
             controls: controls.to_vec(),
@@ -250,7 +250,26 @@ pub fn padded(text: &str) -> [u8; 32] {
     bytes
 }
 
-fn unpadded(bytes: &[u8]) -> String {
-    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
+/// The reverse of [`padded`]; `None` if it is no such text.
+fn unpadded(bytes: &[u8]) -> Option<String> {
+    let end = bytes.iter().position(|&byte| byte == 0)?;
+    std::str::from_utf8(&bytes[..end]).ok().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_whose_release_is_no_text_of_31_bytes_is_refused() {
+        let named = |release: &str| Compiled { release: release.into(), ..Compiled::default() };
+        let blob = named("580.159.04").to_bytes();
+        assert_eq!(Compiled::from_bytes(&blob), Some(named("580.159.04")));
+        let at = blob.windows(3).position(|three| three == b"580").unwrap();
+        for bytes in [&[0xff][..], &[b'5'; 32]] {
+            let mut lie = blob.clone();
+            lie[at..at + bytes.len()].copy_from_slice(bytes);
+            assert_eq!(Compiled::from_bytes(&lie), None);
+        }
+    }
 }

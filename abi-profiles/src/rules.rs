@@ -142,13 +142,14 @@ impl Rule {
     }
 
     /// Bytes of the buffer that this rule reaches from `block`, or `None` where
-    /// the count lies outside the block or the length exceeds [`Rule::max`].
+    /// the count lies outside the block or has more than 32 bits, or the length exceeds
+    /// [`Rule::max`].
     pub fn length(&self, block: &[u8]) -> Option<u32> {
         let count_off = self.count_off.get();
         let mut length = u64::from(self.add.get());
         if count_off != NO_OFFSET {
-            let count = read_uint(block, count_off, self.count_width)?;
-            length = count.checked_mul(u64::from(self.elem.get()))?.checked_add(length)?;
+            let count = u32::try_from(read_uint(block, count_off, self.count_width)?).ok()?;
+            length += u64::from(count) * u64::from(self.elem.get());
         }
         u32::try_from(length).ok().filter(|&length| length <= self.max.get())
     }

@@ -15,6 +15,7 @@ use nix::time::{clock_gettime, ClockId};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 use crate::errno::Errno;
+use crate::transport::shared::sealed_file;
 
 const SIZE: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
@@ -36,8 +37,14 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Nothing was done yet.
+    /// Nothing was done yet. For all processes of a guest to share.
     pub fn create() -> Result<Self, Errno> {
+        // Sealed: a worker that cut it short would end all others, and the broker.
+        Self::open(sealed_file("nvguest-rates", SIZE as u64)?.into())
+    }
+
+    /// The same for one process, which shares it with nobody. A confined worker may not seal.
+    pub fn own() -> Result<Self, Errno> {
         let fd = memfd_create(c"nvguest-rates", MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&fd, SIZE as i64)?;
         Self::open(fd)
@@ -88,6 +95,14 @@ fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_cannot_take_the_page_from_under_the_others() {
+        let rates = Rates::create().unwrap();
+        let theirs = File::from(rates.share().unwrap());
+        assert!(theirs.set_len(0).is_err() && theirs.set_len(1 << 20).is_err());
+        assert_eq!(rates.take(What::Lines, 1, 1), Ok(()));
+    }
 
     #[test]
     fn a_burst_is_followed_by_one_at_a_time() {

@@ -63,6 +63,12 @@ impl Starter {
         Ok(Self(Mutex::new(ours)))
     }
 
+    /// Whoever answers on `link` is the starter.
+    #[cfg(feature = "fuzzing")]
+    pub fn on(link: OwnedFd) -> Self {
+        Self(Mutex::new(link))
+    }
+
     /// Starts a worker.
     pub fn start(&self) -> io::Result<Started> {
         let (pid, fds) = self.ask(START)?;

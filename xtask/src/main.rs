@@ -5,12 +5,14 @@
 //! - `demo`     boots a guest and runs the main job in it
 //! - `test`     runs every check and every test, guest boots included
 //! - `security` writes the table of attacks in SECURITY.md
+//! - `fuzz`     runs the fuzz targets
 //! - `bundle`   packs all of it into a folder that runs elsewhere
 
 #![forbid(unsafe_code)]
 
 mod bundle;
 mod demo;
+mod fuzz;
 mod prepare;
 mod security;
 mod test;
@@ -46,6 +48,8 @@ enum Action {
     Demo,
     /// Run every check and every test, guest boots included
     Test(test::TestArgs),
+    /// Run the fuzz targets: every parser of untrusted bytes
+    Fuzz(fuzz::FuzzArgs),
     /// Boot guests and run a command in each
     Guest(Box<GuestArgs>),
     /// Pack QEMU, a kernel and our binaries into a folder that runs on another machine
@@ -77,6 +81,7 @@ fn act(cli: &Cli) -> Result<ExitCode> {
     match &cli.command {
         Action::Demo => demo::demo(&assets(false)?),
         Action::Test(args) => test::test(args, || assets(false)),
+        Action::Fuzz(args) => fuzz::fuzz(args),
         Action::Guest(args) => guest(&assets(args.json)?, args),
         Action::Bundle(args) => bundle::bundle(&assets(false)?, args),
         Action::Security => security::write(),

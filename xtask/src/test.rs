@@ -8,6 +8,7 @@ use clap::Args;
 use nvguest_rig::provision::{provide_renderers, step};
 use nvguest_rig::Assets;
 
+use crate::fuzz;
 use crate::prepare::{cargo, root, run};
 
 /// What `cargo xtask test` can leave out.
@@ -20,9 +21,13 @@ pub struct TestArgs {
     /// Run only the guest tests whose name holds this text, and nothing else
     #[arg(long, value_name = "TEXT", conflicts_with = "no_guests")]
     guests: Option<String>,
+
+    /// How long each fuzz target runs; 0 leaves them out
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    fuzz_seconds: u64,
 }
 
-/// Formatting, lints, unit tests, the module on every kernel, guests.
+/// Formatting, lints, unit tests, fuzz targets, the module on every kernel, guests.
 pub fn test(args: &TestArgs, assets: impl FnOnce() -> Result<Assets>) -> Result<ExitCode> {
     let begin = Instant::now();
     if let Some(text) = &args.guests {
@@ -41,6 +46,9 @@ pub fn test(args: &TestArgs, assets: impl FnOnce() -> Result<Assets>) -> Result<
         step("check the guest module's interpreter in user space", || {
             run(Command::new("make").args(["-C", "guest-module", "check"]).current_dir(root()))
         })?;
+        if args.fuzz_seconds > 0 {
+            fuzz::briefly(args.fuzz_seconds)?;
+        }
         if !args.no_guests {
             guests(&assets()?, None)?;
         }

@@ -205,6 +205,11 @@ impl Control {
         self.events().0.send(kind, file, mask);
     }
 
+    /// What a worker that is gone said of its files: that they are lost says it all.
+    pub fn forget_events(&self, worker: u16) {
+        self.events().0.forget_worker(worker);
+    }
+
     fn events_kicked(&self) {
         let mut events = self.events();
         if let Some(kick) = &events.1 {

@@ -76,7 +76,7 @@ fn run(broker: &Broker, job: Job) {
             let id = u32::try_from(message.words[0]).unwrap_or(0);
             let outcome = broker.window.unplace(worker.number, id, keep);
             broker.workers.placements_changed(broker);
-            worker.answer(Kind::Unplaced, message.tag, outcome, [0; 2]);
+            worker.answer_later(Kind::Unplaced, message.tag, outcome, [0; 2]);
         }
         Job::Clear(worker, done) => {
             broker.window.clear(Some(worker));
@@ -101,5 +101,5 @@ fn place(broker: &Broker, worker: &Worker, message: Message) {
         Ok((id, at)) => (Ok(()), [u64::from(id), at]),
         Err(errno) => (Err(errno), [0; 2]),
     };
-    worker.answer(Kind::Placed, message.tag, outcome, more);
+    worker.answer_later(Kind::Placed, message.tag, outcome, more);
 }

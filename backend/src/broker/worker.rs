@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +29,9 @@ use crate::worker::start::{Process, Start};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A worker whose process closed its last file lives on so long, for the next open.
 const LINGER: Duration = Duration::from_secs(2);
+/// Questions of one worker that wait for the broker's answer at most: each of its threads
+/// asks one at a time, and a few may have lost their patience.
+const MAX_QUESTIONS: usize = 64;
 /// A worker gives a queue back within this, or is ended.
 const STOPPING: Duration = Duration::from_secs(2);
 
@@ -49,6 +52,8 @@ pub struct Worker {
     pending: Mutex<HashMap<u64, Pending>>,
     /// Workers that wait for a file of this one, with the tags of their questions.
     fetching: Mutex<HashMap<u64, (Arc<Worker>, u64)>>,
+    /// Its questions that wait for the VMM or for another worker.
+    questions: AtomicUsize,
     stopped: (Mutex<bool>, Condvar),
     ended: AtomicBool,
 }
@@ -70,6 +75,7 @@ impl Worker {
             next_tag: AtomicU64::new(1),
             pending: Mutex::default(),
             fetching: Mutex::default(),
+            questions: AtomicUsize::new(0),
             stopped: Default::default(),
             ended: AtomicBool::new(false),
         });
@@ -155,13 +161,30 @@ impl Worker {
         let out = Outgoing { tag, words, ..Outgoing::default() };
         if self.tell(Kind::Export, out).is_err() || self.ended.load(Ordering::Acquire) {
             if let Some((asker, tag)) = lock(&self.fetching).remove(&tag) {
-                asker.answer(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
+                asker.answer_later(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
             }
         }
     }
 
+    /// It has one more question that is not answered at once; `false` if those are too many.
+    fn may_ask(&self) -> bool {
+        self.questions.fetch_add(1, Ordering::AcqRel) < MAX_QUESTIONS
+    }
+
+    /// Answers such a question, or says why not.
+    pub(super) fn answer_later(
+        &self,
+        kind: Kind,
+        tag: u64,
+        outcome: Result<(), Errno>,
+        more: [u64; 2],
+    ) {
+        self.questions.fetch_sub(1, Ordering::AcqRel);
+        self.answer(kind, tag, outcome, more);
+    }
+
     /// Answers a question of this worker's.
-    pub(super) fn answer(&self, kind: Kind, tag: u64, outcome: Result<(), Errno>, more: [u64; 2]) {
+    fn answer(&self, kind: Kind, tag: u64, outcome: Result<(), Errno>, more: [u64; 2]) {
         let errno = outcome.err().map_or(0, |errno| u64::from(errno.status()));
         let words = [errno, more[0], more[1], 0];
         let _ = self.tell(kind, Outgoing { tag, words, ..Outgoing::default() });
@@ -196,7 +219,7 @@ struct Listener {
 
 impl Listener {
     fn run(self, mut receiver: Receiver) {
-        let mut files = 0;
+        let (mut files, mut idle) = (0, false);
         loop {
             let patience = (files == 0).then_some(LINGER);
             if receiver.set_patience(patience).is_err() {
@@ -213,6 +236,7 @@ impl Listener {
                 Ok(None) => break,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !self.worker.is_asked() {
+                        idle = true;
                         break;
                     }
                 }
@@ -222,11 +246,18 @@ impl Listener {
                 }
             }
         }
-        self.bury(files);
+        self.bury(files, idle);
     }
 
     fn hear(&self, mut message: Message) -> Result<(), Kind> {
         let (broker, worker) = (&self.broker, &self.worker);
+        if matches!(message.kind, Kind::Place | Kind::Unplace | Kind::Fetch) {
+            // They wait, and with them all that came along.
+            message.payload = Vec::new();
+            if !worker.may_ask() {
+                return Err(message.kind);
+            }
+        }
         match message.kind {
             Kind::Ready => {}
             Kind::Reply => {
@@ -242,7 +273,7 @@ impl Listener {
                 match broker.workers.of_file(u32::try_from(file).unwrap_or(0)) {
                     Some(owner) => owner.export(worker, message.tag, file),
                     None => {
-                        worker.answer(Kind::Fetched, message.tag, Err(Errno::ENODEV), [0; 2]);
+                        worker.answer_later(Kind::Fetched, message.tag, Err(Errno::ENODEV), [0; 2]);
                     }
                 }
             }
@@ -256,6 +287,7 @@ impl Listener {
                 let [range, length] = self.share(range, &asker).ok_or(message.kind)?;
                 let words = [errno, kind, range, length];
                 let out = Outgoing { tag, words, fds: &fds, ..Outgoing::default() };
+                asker.questions.fetch_sub(1, Ordering::AcqRel);
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {
@@ -325,7 +357,7 @@ impl Listener {
 
     /// The order matters: nobody may reach memory that RM has given away, and nobody
     /// may wait for a worker that is gone.
-    fn bury(&self, files: u64) {
+    fn bury(&self, files: u64, idle: bool) {
         let (broker, worker) = (&self.broker, &self.worker);
         worker.end();
         if let Err(error) = worker.host_process.await_end() {
@@ -333,13 +365,14 @@ impl Listener {
         }
         worker.has_stopped();
         for (_, (asker, tag)) in lock(&worker.fetching).drain() {
-            asker.answer(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
+            asker.answer_later(Kind::Fetched, tag, Err(Errno::ENODEV), [0; 2]);
         }
         let mut unheard = broker.workers.left(broker, worker);
         let pending: Vec<Pending> = lock(&worker.pending).drain().map(|(_, p)| p).collect();
         for pending in pending {
-            // An open that came while an idle worker was being ended starts another.
-            if files == 0 && pending.kind() == Some(wire::Kind::Open) {
+            // An open that came while an idle worker was being ended starts another. One that
+            // a worker died of does not, or it would start them for ever.
+            if idle && pending.kind() == Some(wire::Kind::Open) {
                 broker.workers.open(broker, worker.process, pending);
             } else {
                 unheard.push(pending.request().to_vec());
@@ -355,6 +388,7 @@ impl Listener {
             tracing::info!(worker = worker.number, files, "a worker ended with files open");
         }
         broker.workers.buried(broker, worker);
+        broker.control.forget_events(worker.number);
         // Last: what the guest then says of this worker's placements is for the broker.
         broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
     }

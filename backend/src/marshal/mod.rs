@@ -34,8 +34,9 @@ pub mod request;
 #[forbid(unsafe_code)]
 mod rm;
 pub mod scratch;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, feature = "fuzzing"))]
+#[allow(missing_docs, reason = "what tests are made of")]
+pub mod tests;
 
 pub use prepare::{prepare, Files, Prepared, Refused};
 pub use request::Call;

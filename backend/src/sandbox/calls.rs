@@ -92,7 +92,7 @@ const BROKER: &[Row] = &[
     (libc::SYS_getsockopt, SOCKET_LEVEL),
     (libc::SYS_fcntl, &[Is::Equal(1, libc::F_SETFL as u64)]),
     (libc::SYS_rt_sigtimedwait, ANY),
-    // The arena is made once, and emptied range by range.
+    // Memory that is shared is sealed; the arena is emptied range by range.
     (libc::SYS_fcntl, &[Is::Equal(1, libc::F_ADD_SEALS as u64)]),
     (libc::SYS_fallocate, ANY),
     (libc::SYS_pidfd_send_signal, ANY),

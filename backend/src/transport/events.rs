@@ -40,6 +40,11 @@ impl EventQueue {
         self.waiting.clear();
     }
 
+    /// Forgets what waits of a worker's files.
+    pub fn forget_worker(&mut self, worker: u16) {
+        self.waiting.retain(|&(_, file), _| wire::file_worker(file) != worker);
+    }
+
     /// Sends `kind` of `file`, now or when the guest posts a buffer.
     pub fn send(&mut self, kind: u32, file: u32, mask: u32) {
         *self.waiting.entry((kind, file)).or_default() |= mask;
@@ -81,5 +86,23 @@ impl EventQueue {
     /// The queue under it, to give it new guest memory.
     pub fn ring_mut(&mut self) -> Option<&mut Ring> {
         self.ring.as_mut().map(|(ring, _)| ring)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_is_gone_leaves_no_records_of_its_files() {
+        let mut events = EventQueue::default();
+        for worker in [1, 2] {
+            for number in 0..u16::MAX {
+                events.send(wire::EVENT_READY, wire::file_handle(worker, number), 1);
+            }
+        }
+        events.forget_worker(1);
+        assert!(events.waiting.keys().all(|&(_, file)| wire::file_worker(file) == 2));
+        assert_eq!(events.waiting.len(), usize::from(u16::MAX));
     }
 }

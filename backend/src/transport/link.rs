@@ -1,7 +1,8 @@
 //! The socket between the broker and a worker: framed messages, descriptors along with them.
 //!
 //! Each side takes the other's messages for untrusted bytes: a length over
-//! [`MAX_PAYLOAD`] or an unknown kind ends the link, and with it the worker.
+//! [`MAX_PAYLOAD`], an unknown kind or too many descriptors end the link, and with it the
+//! worker.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -19,6 +20,9 @@ use crate::wire;
 pub const MAX_PAYLOAD: usize = wire::MAX_REQUEST as usize + 4096;
 /// Descriptors of one message at most.
 const MAX_FDS: usize = 16;
+/// What the kernel passes on at once at most (`SCM_MAX_FD`). With less room for them it
+/// would hand over as many as fit, and nobody would know their numbers to close them.
+const MAX_PASSED: usize = 253;
 
 /// Placements whose numbers begin here are views of the arena, numbered by their worker.
 pub const FIRST_VIEW: u32 = 1 << 31;
@@ -251,7 +255,7 @@ pub fn receive_some(
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
-    let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
+    let mut space = nix::cmsg_space!([RawFd; MAX_PASSED]);
     let mut parts = [IoSliceMut::new(buffer)];
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let received = loop {
@@ -266,6 +270,9 @@ pub fn receive_some(
             // knows their numbers.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
+    }
+    if fds.len() > MAX_FDS {
+        return Err(io::ErrorKind::InvalidData.into());
     }
     Ok(received.bytes)
 }
@@ -301,6 +308,21 @@ mod tests {
             let header = Header { kind, len, tag: 0, words: [0; 4] };
             raw.write_all(header.as_bytes()).unwrap();
             assert!(receiver.receive().is_err());
+        }
+    }
+
+    #[test]
+    fn descriptors_too_many_end_the_link_and_are_closed() {
+        for count in [MAX_FDS + 1, MAX_PASSED] {
+            let (sender, mut receiver, _raw) = pair();
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let fds = vec![theirs.as_raw_fd(); count];
+            sender.send(Kind::Ready, Outgoing { fds: &fds, ..Outgoing::default() }).unwrap();
+            drop(theirs);
+            assert!(receiver.receive().is_err(), "{count}");
+            ours.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let gone = (&ours).read(&mut [0]);
+            assert_eq!(gone.unwrap(), 0, "nobody has the other end any more");
         }
     }
 

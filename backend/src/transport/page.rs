@@ -5,10 +5,10 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use nix::sys::memfd::{memfd_create, MFdFlags};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 use super::ring::{Message, MAX_QUEUE_SIZE};
+use super::shared::sealed_file;
 use crate::errno::Errno;
 use crate::wire::Kind;
 
@@ -33,9 +33,8 @@ pub struct SlotPage {
 impl SlotPage {
     /// A fresh page.
     pub fn create() -> Result<Self, Errno> {
-        let fd = memfd_create(c"nvguest-slot", MFdFlags::MFD_CLOEXEC)?;
-        nix::unistd::ftruncate(&fd, SIZE as i64)?;
-        Self::open(fd)
+        // Sealed: a worker that cut it short would end the broker, who reads it.
+        Self::open(sealed_file("nvguest-slot", SIZE as u64)?.into())
     }
 
     /// The page behind `fd`, made by the broker.
@@ -159,5 +158,20 @@ impl SlotPage {
                 Some((head, (length > 0).then_some((address, length))))
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_cannot_take_the_page_from_under_the_broker() {
+        let page = SlotPage::create().unwrap();
+        let theirs = File::from(page.share().unwrap());
+        for length in [0, 1, 4096, 1 << 20] {
+            assert!(theirs.set_len(length).is_err(), "{length}");
+        }
+        assert_eq!(page.next_available(), 0);
     }
 }

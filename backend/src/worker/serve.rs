@@ -233,6 +233,20 @@ impl Server {
         }
     }
 
+    /// Serves all that was submitted, on this thread: a server that was started with none of
+    /// its own.
+    #[cfg(feature = "fuzzing")]
+    pub fn serve_submitted(&self, bench: &mut Bench) {
+        while let Some((work, _)) = self.try_next() {
+            let Some((work, file)) = self.admit(work, bench) else { continue };
+            let _ = self.is_quick(&work);
+            self.serve(work, file.as_deref(), bench);
+            while let Some(work) = file.as_ref().and_then(|file| file.next()) {
+                self.serve(work, file.as_deref(), bench);
+            }
+        }
+    }
+
     /// The lead, the next request, and whether more are waiting. After an ARM the event that
     /// it waits for is often a few microseconds away: who looks for requests anyway looks
     /// for that as well, which spares it the wake-up of another thread.

@@ -153,7 +153,7 @@ impl Session {
         Ok(Self {
             mappings: Mappings::new(Arc::clone(&upstream)),
             share: Share::new(Arc::clone(&upstream)),
-            rates: (rates, Rates::create()?),
+            rates: (rates, Rates::own()?),
             start,
             host,
             upstream,

@@ -10,6 +10,7 @@
 //! - `vmm`: what the VMM sets up and takes away
 //! - `sandbox`: what the processes may not do
 //! - `limits`: what a guest may have
+//! - `floods`: a million of what is malformed, and nothing dies or grows
 //! - `endurance`: many of anything leave nothing behind
 
 mod arena;
@@ -17,6 +18,7 @@ mod calls;
 mod chains;
 mod common;
 mod endurance;
+mod floods;
 mod limits;
 mod mappings;
 mod messages;

@@ -2,7 +2,9 @@
 //! ioctl to the message that carries it, and from the reply back to the caller.
 
 use nix::libc;
-use nvguest_abi::rules::{ioctl_flags, rule_flags, Ioctl, Rule, Rules, OP_BUFFER};
+use nvguest_abi::rules::{
+    ioctl_flags, read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER,
+};
 use nvguest_abi::FileKind;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -10,6 +12,10 @@ use crate::wire::{self, padded, FdRecord, IoctlReq, IoctlResp};
 
 const MAX_SEGMENTS: usize = wire::MAX_SEGMENTS as usize;
 const MAX_FDS: usize = 16;
+/// An argument as large as the driver itself takes.
+const MAX_ARGUMENT: u32 = 16384;
+/// `_IOWR('F', 0, 0)`.
+const RM_IOCTL: u32 = 0xc000_4600;
 /// Bytes that need no allocation.
 const SMALL: usize = 1024;
 
@@ -29,6 +35,49 @@ pub struct ByHandle;
 impl Names for ByHandle {
     fn file(&self, fd: i32, _kinds: u32) -> Result<u32, Errno> {
         u32::try_from(fd).map_err(|_| libc::EBADF)
+    }
+}
+
+/// A caller's memory, which its pointers lead to.
+pub trait Caller {
+    /// Copies out of it; EFAULT where there is none. No bytes are everywhere.
+    fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Errno>;
+    /// Copies into it.
+    fn write(&self, to: u64, from: &[u8]) -> Result<(), Errno>;
+}
+
+/// This process, as a caller that passes good pointers: nobody asks the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Ourselves(());
+
+impl Ourselves {
+    /// # Safety
+    ///
+    /// Addresses that are read and written must be null or lead to as much memory as is
+    /// asked for, as long as the value is used.
+    pub unsafe fn vouched_for() -> Self {
+        Self(())
+    }
+}
+
+impl Caller for Ourselves {
+    fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Errno> {
+        if from == 0 && !to.is_empty() {
+            return Err(libc::EFAULT);
+        }
+        // CAST: addresses have 64 bits.
+        let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
+        // SAFETY: whoever made the value vouches for the address; `to` is ours.
+        unsafe { std::ptr::copy(from, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn write(&self, to: u64, from: &[u8]) -> Result<(), Errno> {
+        // CAST: addresses have 64 bits.
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(to as usize);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
     }
 }
 
@@ -96,9 +145,10 @@ struct Segment {
 }
 
 /// A call whose buffers have been gathered.
-pub struct Call {
+pub struct Call<C> {
+    caller: C,
     cmd: u32,
-    argument: *mut u8,
+    argument: u64,
     argument_len: usize,
     segments: [Segment; MAX_SEGMENTS],
     nsegs: usize,
@@ -107,23 +157,18 @@ pub struct Call {
     data: Bytes,
 }
 
-impl Call {
-    /// Copies what the ioctl `cmd` reaches from `argument`.
-    ///
-    /// # Safety
-    ///
-    /// As for the ioctl itself: `argument` and the pointers in it that the rules follow
-    /// must be null or lead to as much memory as the driver would read and write, until
-    /// [`Call::finish`].
-    pub unsafe fn gather(
+impl<C: Caller> Call<C> {
+    /// Copies what the ioctl `cmd` reaches from `argument` in the caller's memory.
+    pub fn gather(
+        caller: C,
         rules: &Rules,
-        kind: FileKind,
-        cmd: u32,
-        argument: *mut u8,
+        (kind, cmd): (FileKind, u32),
+        argument: u64,
         names: &dyn Names,
     ) -> Result<Self, Errno> {
         let size = cmd >> 16 & 0x3fff;
         let mut call = Self {
+            caller,
             cmd,
             argument,
             argument_len: size as usize,
@@ -134,67 +179,64 @@ impl Call {
             data: Bytes::default(),
         };
         let mut entry = find(rules, kind, cmd, size);
-        if let Some(outer) = entry.filter(|entry| entry.flags & ioctl_flags::INDIRECT != 0) {
-            if outer.size.get() == 16 && !argument.is_null() {
-                // SAFETY: the caller vouches for the 16 bytes of the outer argument.
-                let outer = unsafe { argument.cast::<[u8; 16]>().read_unaligned() };
-                let word = |at: usize| {
-                    u32::from_le_bytes([outer[at], outer[at + 1], outer[at + 2], outer[at + 3]])
-                };
-                let inner = u64::from(word(12)) << 32 | u64::from(word(8));
-                call.cmd = word(0);
-                call.argument_len = word(4) as usize;
-                call.argument = std::ptr::with_exposed_provenance_mut(inner as usize);
-                entry = find(rules, kind, call.cmd, word(4));
-            }
-        } else if let Some(entry) = entry.filter(|entry| entry.size.get() != 0) {
+        if entry.is_some_and(|entry| entry.flags & ioctl_flags::INDIRECT != 0) {
+            entry = call.named(rules, kind)?;
+        }
+        if let Some(entry) = entry.filter(|entry| entry.size.get() != 0) {
             call.argument_len = entry.size.get() as usize;
         }
-        let length = call.argument_len;
-        if length > 0 && call.argument.is_null() {
-            return Err(libc::EFAULT);
+        match (call.copy(call.argument, call.argument_len), entry) {
+            // What we took for a size need not be one.
+            (Err(libc::EFAULT), None) => (call.argument_len, call.data) = (0, Bytes::default()),
+            (copied, _) => copied?,
         }
-        // SAFETY: the caller vouches for the argument.
-        unsafe { call.copy(call.argument, length) };
         if let Some(entry) = entry {
-            // SAFETY: the caller vouches for what the rules reach.
-            unsafe { call.follow(rules, entry, names)? };
+            call.follow(rules, entry, names)?;
+        }
+        if call.reply_len() > wire::MAX_RESPONSE as usize {
+            return Err(libc::ENOMEM);
         }
         Ok(call)
     }
 
-    /// Copies `length` bytes from the caller's memory, padded to 8.
-    ///
-    /// # Safety
-    ///
-    /// `from` must be valid for `length` bytes.
-    unsafe fn copy(&mut self, from: *const u8, length: usize) {
-        let to = self.data.grow(padded(length));
-        // SAFETY: `to` is at least as long, and ours; the caller vouches for `from`.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), length) }
+    /// `{u32 nr, u32 size, u64 pointer}` names the call that is really meant.
+    fn named<'r>(&mut self, rules: &'r Rules, kind: FileKind) -> Result<Option<&'r Ioctl>, Errno> {
+        let mut outer = [0; 16];
+        self.caller.read(self.argument, &mut outer)?;
+        let word = |at: u16| read_uint(&outer, at, 4).and_then(|word| u32::try_from(word).ok());
+        let (nr, size) = (word(0).unwrap_or(0), word(4).unwrap_or(0));
+        if nr > 0xff || size > MAX_ARGUMENT {
+            return Err(libc::EINVAL);
+        }
+        self.cmd = RM_IOCTL | (size & 0x3fff) << 16 | nr;
+        self.argument = read_uint(&outer, 8, 8).unwrap_or(0);
+        self.argument_len = size as usize;
+        match find(rules, kind, self.cmd, size) {
+            Some(entry) if entry.flags & ioctl_flags::INDIRECT != 0 => Err(libc::EINVAL),
+            entry => Ok(entry),
+        }
     }
 
-    /// # Safety
-    ///
-    /// As for [`Call::gather`].
-    unsafe fn follow(
-        &mut self,
-        rules: &Rules,
-        entry: &Ioctl,
-        names: &dyn Names,
-    ) -> Result<(), Errno> {
+    /// Copies `length` bytes from the caller's memory, padded to 8.
+    fn copy(&mut self, from: u64, length: usize) -> Result<(), Errno> {
+        if self.data.length + padded(length) > wire::MAX_REQUEST as usize {
+            return Err(libc::ENOMEM);
+        }
+        let to = self.data.grow(padded(length));
+        self.caller.read(from, &mut to[..length])
+    }
+
+    fn follow(&mut self, rules: &Rules, entry: &Ioctl, names: &dyn Names) -> Result<(), Errno> {
         let length = self.argument_len;
         let argument = self.data.range(0, length);
         for rule in rules.of(entry, argument) {
-            // SAFETY: passed on.
-            let Some(at) = (unsafe { self.rule(0, (0, length), rule, names)? }) else { continue };
+            let Some(at) = self.rule(0, (0, length), rule, names)? else { continue };
             // CAST: seven segments at most.
             let number = self.nsegs as u16;
             let block = (at, self.segments[self.nsegs - 1].length as usize);
             if rule.has(rule_flags::IN) {
                 for sub in rules.subs(rule) {
-                    // SAFETY: passed on.
-                    unsafe { self.rule(number, block, sub, names)? };
+                    self.rule(number, block, sub, names)?;
                 }
             }
         }
@@ -203,11 +245,7 @@ impl Call {
 
     /// Follows one rule of a block, which begins at `block.0` of what was copied; where
     /// the segment that it made begins there.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Call::gather`].
-    unsafe fn rule(
+    fn rule(
         &mut self,
         segment: u16,
         block: (usize, usize),
@@ -226,16 +264,18 @@ impl Call {
         if value == 0 {
             return if rule.has(rule_flags::NULL_OK) { Ok(None) } else { Err(libc::EFAULT) };
         }
+        // A count outside of a block that is too short is the driver's to refuse.
+        let count_off = rule.count_off.get();
+        if count_off != NO_OFFSET && read_uint(bytes, count_off, rule.count_width).is_none() {
+            return Ok(None);
+        }
         let length = rule.length(bytes).ok_or(libc::EINVAL)?;
         let slot = self.segments.get_mut(self.nsegs).ok_or(libc::EINVAL)?;
         *slot = Segment { user: value, length, flags: rule.flags };
         self.nsegs += 1;
         let at = self.data.length;
         if rule.has(rule_flags::IN) {
-            // CAST: addresses have 64 bits.
-            let from = std::ptr::with_exposed_provenance(value as usize);
-            // SAFETY: the caller vouches for what the rule reaches.
-            unsafe { self.copy(from, length as usize) };
+            self.copy(value, length as usize)?;
         }
         Ok(Some(at))
     }
@@ -277,12 +317,10 @@ impl Call {
         }
         let (head, rest) = IoctlResp::read_from_prefix(body).map_err(|_| malformed)?;
         let mut rest = rest;
-        let mut give = |user: *mut u8, length: usize| {
+        let mut give = |user: u64, length: usize| {
             let (bytes, more) = rest.split_at_checked(padded(length)).ok_or(malformed)?;
-            // SAFETY: whoever gathered this call vouched for this memory until now.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), user, length) };
             rest = more;
-            Ok::<(), Errno>(())
+            self.caller.write(user, &bytes[..length])
         };
         if head.arg_len.get() as usize != self.argument_len {
             return Err(malformed);
@@ -291,9 +329,7 @@ impl Call {
         if !failed {
             for segment in &self.segments[..self.nsegs] {
                 if segment.flags & rule_flags::OUT != 0 {
-                    // CAST: addresses have 64 bits.
-                    let user = std::ptr::with_exposed_provenance_mut(segment.user as usize);
-                    give(user, segment.length as usize)?;
+                    give(segment.user, segment.length as usize)?;
                 }
             }
         }
@@ -301,22 +337,20 @@ impl Call {
     }
 }
 
+/// The entry of a call: by the number's low 8 bits and its size, or by the whole number,
+/// which then need not tell the size.
 fn find(rules: &Rules, kind: FileKind, cmd: u32, size: u32) -> Option<&Ioctl> {
-    rules.ioctl(kind, cmd, size).or_else(|| {
-        // A number that says no size: the first that has it.
-        let whole = |entry: &&Ioctl| {
-            (entry.kind, entry.nr.get()) == (kind as u8, cmd)
-                && entry.flags & ioctl_flags::BY_NR == 0
-        };
-        rules.ioctls.iter().find(whole)
-    })
+    let by_nr = |entry: &&Ioctl| entry.flags & ioctl_flags::BY_NR != 0;
+    let whole = |entry: &&Ioctl| (entry.kind, entry.nr.get()) == (kind as u8, cmd) && !by_nr(entry);
+    rules.ioctl(kind, cmd, size).filter(by_nr).or_else(|| rules.ioctls.iter().find(whole))
 }
 
 fn file_of(rule: &Rule, value: u64, names: &dyn Names) -> Result<u32, Errno> {
-    // CAST: the caller's int, sign and all.
-    let fd = if rule.fd_width == 4 { i64::from(value as u32 as i32) } else { value as i64 };
-    let none =
-        fd < 0 && rule.has(rule_flags::NEGATIVE_NONE) || fd == 0 && rule.has(rule_flags::ZERO_NONE);
+    // CAST: the caller's int, sign and all. Drivers read a wide one as an int, or as 64 bits.
+    let low = i64::from(value as u32 as i32);
+    let fd = if rule.fd_width == 4 || low < 0 { low } else { value as i64 };
+    let none = fd < 0 && rule.has(rule_flags::NEGATIVE_NONE)
+        || value == 0 && rule.has(rule_flags::ZERO_NONE);
     if none {
         return Ok(0);
     }

@@ -8,6 +8,7 @@
 //! - [`window`]: the shared-memory region, in this process
 //! - [`memory`], [`ring`], [`queue`]: guest memory, virtqueues, requests on them
 //! - [`events`]: the event queues, and who waits for which file
+//! - `record`: requests kept in a folder, for the fuzzers
 //! - [`guest`]: messages that concern the guest as a whole
 //! - [`process`]: a guest process and its files
 //! - [`gather`]: follows the schema through a caller's memory
@@ -22,6 +23,7 @@ pub mod guest;
 pub mod memory;
 pub mod process;
 pub mod queue;
+mod record;
 pub mod ring;
 pub mod rm;
 pub mod vmm;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nvguest_abi::FileKind;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::gather::{Bytes, Call, Names};
+use crate::gather::{Bytes, Call, Names, Ourselves};
 use crate::guest::{body_of, header, message};
 use crate::wire::{self, Kind};
 use crate::{Error, Guest, Result};
@@ -168,8 +168,10 @@ impl File {
     pub unsafe fn ioctl_raw(&self, cmd: u32, argument: *mut u8, names: &dyn Names) -> Result<i32> {
         let guest = &self.process.guest;
         let rules = &guest.probe()?.rules;
-        // SAFETY: passed on.
-        let call = unsafe { Call::gather(rules, self.kind, cmd, argument, names) };
+        // SAFETY: passed on, until the call is finished.
+        let caller = unsafe { Ourselves::vouched_for() };
+        let argument = argument.expose_provenance() as u64;
+        let call = Call::gather(caller, rules, (self.kind, cmd), argument, names);
         let call = call.map_err(Error::Errno)?;
         let mut request = Bytes::default();
         let mut head = header(Kind::Ioctl, self.handle, self.process.caller);

@@ -130,6 +130,7 @@ impl Queue {
 
     /// Sends a request that gives `room` bytes for its reply.
     pub fn submit(&self, request: &[u8], room: usize) -> Result<Token> {
+        crate::record::keep(request, room);
         let slot = self.take_slot()?;
         let table = self.slot_at(slot);
         let heap = if request.len() <= INLINE && room <= INLINE {

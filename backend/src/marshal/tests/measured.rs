@@ -1,13 +1,14 @@
 //! The same promises over every control, class and command of every measured release.
 
 use nvguest_abi::compiled::{Compiled, Verdict, ANY_SIZE};
-use nvguest_abi::rules::{rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_FD};
+use nvguest_abi::rules::Ioctl;
 use nvguest_abi::store::Store;
-use nvguest_abi::FileKind::{self, Cap, Ctl, Gpu, Uvm};
+use nvguest_abi::FileKind::{self, Ctl, Uvm};
 
 use super::calls::{allocation, control, RM_ALLOC, RM_CONTROL};
 use super::card::Rig;
-use super::guest::{u32_at, Block, Guest, GUEST};
+use super::furnish::{furnish, planted};
+use super::guest::{u32_at, Block, GUEST};
 
 const EVERY_CAPABILITY: u32 = 0x1f;
 
@@ -15,45 +16,6 @@ fn measured() -> Vec<Compiled> {
     let store = Store::embedded().expect("the profiles are in order");
     let load = |release| store.load(release).expect("it is a profile").compile(EVERY_CAPABILITY);
     store.profiles().map(load).collect()
-}
-
-/// A block that looks like guest pointers all over.
-fn planted(size: usize) -> Vec<u8> {
-    GUEST.to_le_bytes().into_iter().cycle().take(size).collect()
-}
-
-fn write(block: &mut [u8], offset: u16, width: u8, value: u64) {
-    let start = usize::from(offset);
-    let width = usize::from(width);
-    block[start..start + width].copy_from_slice(&value.to_le_bytes()[..width]);
-}
-
-/// Gives a block what its rules reach: counts that RM takes, buffers, open files.
-fn furnish(guest: &mut Guest, rules: &Rules, list: &[Rule], block: &mut [u8]) {
-    for rule in list.iter().filter(|rule| rule.count_off.get() != NO_OFFSET) {
-        let count = [2, 1, 0].into_iter().find(|&count| {
-            if rule.length(block).is_none() {
-                write(block, rule.count_off.get(), rule.count_width, count);
-            }
-            rule.length(block).is_some()
-        });
-        assert!(count.is_some(), "no count satisfies {rule:?}");
-    }
-    for rule in list {
-        let (value, width) = if rule.op == OP_FD {
-            let kinds = rule.fd_kinds.get();
-            let files = [(Ctl, 11), (Gpu, 12), (Uvm, 13), (Cap, 14)];
-            let file = files.iter().find(|(kind, _)| kind.bit() & kinds != 0);
-            (file.expect("it may name some file").1, rule.fd_width)
-        } else {
-            let mut inner = planted(rule.length(block).expect("furnished above") as usize);
-            if rule.has(rule_flags::IN) {
-                furnish(guest, rules, rules.subs(rule), &mut inner);
-            }
-            (guest.put(&inner), 8)
-        };
-        write(block, rule.offset.get(), width, value);
-    }
 }
 
 fn entry<'c>(compiled: &'c Compiled, kind: FileKind, cmd: u32, argument: &[u8]) -> &'c Ioctl {

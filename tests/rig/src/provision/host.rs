@@ -31,6 +31,14 @@ pub fn missing_renderers() -> Vec<&'static str> {
     RENDERERS.iter().filter(|(file, _)| !Path::new(file).exists()).map(|(_, it)| *it).collect()
 }
 
+/// Packages that libFuzzer needs and that are not there.
+pub fn missing_for_fuzzing() -> Vec<&'static str> {
+    if on_path("c++") {
+        return Vec::new();
+    }
+    vec!["g++"]
+}
+
 /// Packages that are needed and not there.
 pub fn missing_packages() -> Vec<&'static str> {
     let mut missing: Vec<&str> =

@@ -127,6 +127,15 @@ pub fn provide_renderers() -> Result<()> {
     host::install(&packages)
 }
 
+/// Has the machine compile libFuzzer: says what it will install, then does.
+pub fn provide_fuzzing() -> Result<()> {
+    let packages = host::missing_for_fuzzing();
+    if !packages.is_empty() {
+        say(&format!("Fuzzing needs, with apt-get install: {}", packages.join(" ")));
+    }
+    host::install(&packages)
+}
+
 static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Sends what is said of the steps to standard error, for callers whose own
