@@ -10,9 +10,11 @@
 //! - `vmm`: what the VMM sets up and takes away
 //! - `sandbox`: what the processes may not do
 //! - `limits`: what a guest may have
+//! - `budgets`: what it has of the card
 //! - `endurance`: many of anything leave nothing behind
 
 mod arena;
+mod budgets;
 mod calls;
 mod chains;
 mod common;
