@@ -103,6 +103,17 @@ else
   echo 'no Vulkan device: set LD_LIBRARY_PATH to a loader, VK_DRIVER_FILES to the driver'
 fi
 
+section 'two hundred devices, one after another'
+if timeout 20 "$bundle/nesprobe" --list > /dev/null; then
+  guest --trusting -- "$bundle/nesprobe" --cycles 200 > "$work/cycles" 2>&1 &
+  runner=$!
+  held() {
+    local pid; pid=$(pgrep -fo -- '--worker') || return
+    echo "worker: $(grep RssAnon "/proc/$pid/status"), $(ls "/proc/$pid/fd" | wc -l) fds, $(wc -l < "/proc/$pid/maps") maps"
+  }
+  sleep 8; held; sleep 20; held; wait $runner; tail -4 "$work/cycles"
+fi
+
 section 'what our own path costs'
 timeout 60 "$bundle/nvguest-loopback" --host nvidia --backend-arg=--log-level=error --bench \
   --effort 50 --json "$out/bench.jsonl" | tee "$out/bench.txt"

@@ -42,11 +42,12 @@ while (b := s.recv(65536)): sys.stdout.write(b.decode())' "$work/admin"
 }
 # Nanoseconds of processor time that the threads of processes had.
 spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {printf "%.0f", n}'; }
-# A command in the guest, in its turn.
+# A command in the guest, in its turn. The count is a file: a pipe's side is a shell of its own.
 turn() {
-  n=$((n + 1))
+  local n=$(($(cat "$work/turn") + 1))
+  echo $n > "$work/turn"
   printf '%s\n' "$*" > "$work/turns/$n.new" && mv "$work/turns/$n.new" "$work/turns/$n"
-  await "$work/guest.txt" "^END $n " 200 || return 1
+  await "$work/guest.txt" "^END $n " 100 || return 1
   sed -n "/^BEGIN $n\$/,/^END $n /p" "$work/guest.txt" | sed '1d;$d'
 }
 
@@ -64,7 +65,7 @@ ten=$(nesprobe --calibrate 10 --seconds 1 --json | field cost)
 echo "cost of a 10 ms frame: $ten"
 
 section 'one guest'
-n=0
+echo 0 > "$work/turn"
 guest --share "$work/turns:/mnt/turns" --backend-arg=--admin-socket --backend-arg="$work/admin" --run '
   i=1
   while :; do
@@ -86,10 +87,10 @@ echo "card: $(used)"
 
 section 'frames, by turns'
 : > "$out/frames.jsonl"
-for cost in "$ten" $((ten * 2)); do
+for cost in "$ten" $((ten * 2)) $((ten * 4)); do
   for round in 1 2 3; do
     for way in native guest; do
-      options="--cost $cost --seconds 5 --warmup 2 --json"
+      options="--cost $cost --seconds 4 --warmup 1 --json"
       if [ $way = native ]; then line=$(nesprobe $options | tail -1)
       else line=$(turn nesprobe $options | tail -1); fi
       echo "{\"way\":\"$way\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
@@ -125,20 +126,20 @@ for kind, count in after["requests"].items():
     print(f"{kind} {count - before['requests'][kind]}: {(count - before['requests'][kind]) / frames:.3f} a frame")
 print(f"events {after['events'] - before['events']}: {(after['events'] - before['events']) / frames:.3f} a frame")
 print(f"backend: {cpu / 1e3 / frames:.1f} us of processor time a frame; QEMU {vcpu / 1e3 / frames:.0f} us (emulated)")
-print(f"live placements of this process: {after['placements']}, {after['window_bytes'] >> 20} MiB of the window")
+print(f"live placements of this process: {after['placements']} ({after['placements_peak']} at most), arena {after['arena']}")
 P
 turn 'until grep -q over /tmp/long; do sleep 0.1; done; cat /tmp/long'
-before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
+sleep 4; before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
 
 section 'nothing grows'
 turn 'nesprobe --cycles 5' | tail -3
 fds() { ls "/proc/$backend/fd" | wc -l; }
-grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | field placements) placements"; }
+grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | python3 -c 'import json, sys; it = json.load(sys.stdin); print(it["placements"], "placements, arena", it["arena"])')"; }
 grown
 turn 'time nesprobe --cycles 40' | tail -8
 grown
 turn 'dmesg | grep -iE "nvg|bug|oops|warn" | tail -5'
-echo end > "$work/turns/$((n + 1))"
+echo end > "$work/turns/$(($(cat "$work/turn") + 1))"
 wait $runner; echo "guest: $?"; echo "card: $(used)"
 tail -12 "$work/logs/guest0/backend.log"
 

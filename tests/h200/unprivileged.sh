@@ -14,6 +14,7 @@ work=$(mktemp -d /tmp/nvguest-unprivileged.XXXXXX)
 cp "$bundle"/* "$work"/ && chown -R $user:$user "$work" && chmod 0755 "$work"
 smi=/usr/local/nvidia/bin/nvidia-smi
 libraries=
+manifest=$(ls /usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json /usr/share/vulkan/icd.d/nvidia_icd.json 2>/dev/null | head -1)
 if [ -x "$smi" ]; then libraries=/usr/local/nvidia/lib64; else smi=$(command -v nvidia-smi); fi
 
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
@@ -21,7 +22,7 @@ section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 user() {
   (cd "$work" && setpriv --reuid=$user --regid=$user --clear-groups --bounding-set=-all \
     --inh-caps=-all --no-new-privs env -i HOME="$work" TMPDIR="$work" PATH="$PATH" \
-    LD_LIBRARY_PATH="$libraries" "$@")
+    LD_LIBRARY_PATH="$libraries" VK_DRIVER_FILES="$manifest" "$@")
 }
 # A command as a guest's program, its backend confined or not started at all.
 guest() {
@@ -71,7 +72,7 @@ section nesprobe
 if [ -x "$work/nesprobe" ]; then
   user timeout 20 "$work/nesprobe" --verify > "$out/nesprobe-native.txt"; echo "natively: exit $?"
   guest -- "$work/nesprobe" --verify > "$out/nesprobe-guest.txt"; echo "as a guest: exit $?"
-  tail -3 "$out/nesprobe-native.txt" "$out/nesprobe-guest.txt"
+  diff "$out/nesprobe-native.txt" "$out/nesprobe-guest.txt"
 else
   echo 'not in the bundle'
 fi

@@ -4,6 +4,7 @@
 //! - `prepare`  provisions `.rig`, builds binaries, module and images
 //! - `demo`     boots a guest and runs the main job in it
 //! - `test`     runs every check and every test, guest boots included
+//! - `security` writes the table of attacks in SECURITY.md
 //! - `bundle`   packs all of it into a folder that runs elsewhere
 
 #![forbid(unsafe_code)]
@@ -11,6 +12,7 @@
 mod bundle;
 mod demo;
 mod prepare;
+mod security;
 mod test;
 #[cfg(test)]
 mod unsafe_code;
@@ -48,6 +50,8 @@ enum Action {
     Guest(Box<GuestArgs>),
     /// Pack QEMU, a kernel and our binaries into a folder that runs on another machine
     Bundle(bundle::BundleArgs),
+    /// Write the table of attacks in SECURITY.md anew, from the names of tests
+    Security,
     /// Provision .rig and build everything, and stop there
     Install,
 }
@@ -75,6 +79,7 @@ fn act(cli: &Cli) -> Result<ExitCode> {
         Action::Test(args) => test::test(args, || assets(false)),
         Action::Guest(args) => guest(&assets(args.json)?, args),
         Action::Bundle(args) => bundle::bundle(&assets(false)?, args),
+        Action::Security => security::write(),
         Action::Install => {
             let assets = assets(false)?;
             println!("Ready: {}. Next: cargo xtask demo", assets.root().display());

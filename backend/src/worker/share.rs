@@ -9,13 +9,39 @@ use crate::limits::{Resource, COUNT};
 use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 
-/// A worker that holds so many times what it needs gives the rest back.
+/// A worker that holds so many times what it needs, and is given beyond that, gives it back.
 const IDLE: u64 = 4;
+
+/// What is held of one thing.
+#[derive(Default)]
+struct Held {
+    amount: AtomicU64,
+    /// What the broker gave beyond what was asked for, the last time.
+    surplus: AtomicU64,
+}
+
+impl Held {
+    fn covers(&self, needed: u64) -> bool {
+        needed <= self.amount.load(Ordering::Acquire)
+    }
+
+    /// Whether it is much more than is needed. What was just given never is, or every call
+    /// would give it back.
+    fn is_idle(&self, needed: u64) -> bool {
+        let enough = needed.saturating_add(self.surplus.load(Ordering::Acquire));
+        self.amount.load(Ordering::Acquire) > enough.saturating_mul(IDLE)
+    }
+
+    fn given(&self, amount: u64, asked: u64) {
+        self.surplus.store(amount.saturating_sub(asked), Ordering::Release);
+        self.amount.store(amount, Ordering::Release);
+    }
+}
 
 /// The share of one worker.
 pub struct Share {
     upstream: Arc<Upstream>,
-    held: [AtomicU64; COUNT],
+    held: [Held; COUNT],
     /// Whoever changes `held` talks to the broker meanwhile.
     asking: Mutex<()>,
     requests: AtomicU64,
@@ -33,35 +59,34 @@ impl Share {
     /// Makes the share cover `needed`; an error if neither process nor guest has so much.
     pub fn cover(&self, resource: Resource, needed: u64) -> Result<(), Errno> {
         let held = &self.held[resource as usize];
-        if needed <= held.load(Ordering::Acquire) {
+        if held.covers(needed) {
             return Ok(());
         }
         let _asking = lock(&self.asking);
-        if needed <= held.load(Ordering::Acquire) {
+        if held.covers(needed) {
             return Ok(());
         }
-        let words = [resource as u64, needed, 0, 0];
-        let answer = self.upstream.ask(Kind::Hold, Outgoing { words, ..Outgoing::default() })?;
-        held.store(answer.words[1], Ordering::Release);
-        Ok(())
+        self.ask(resource, needed)
     }
 
     /// `needed` is enough from now on: much more than that goes back to the guest.
     pub fn settle(&self, resource: Resource, needed: u64) {
         let held = &self.held[resource as usize];
-        let idle = |held: u64| held > needed.saturating_mul(IDLE) && held > needed + 64;
-        if !idle(held.load(Ordering::Acquire)) {
+        if !held.is_idle(needed) {
             return;
         }
         let _asking = lock(&self.asking);
-        if idle(held.load(Ordering::Acquire)) {
-            let words = [resource as u64, needed, 0, 0];
-            let out = Outgoing { words, ..Outgoing::default() };
+        if held.is_idle(needed) {
             // Nothing waits for it but the next who need it.
-            if let Ok(answer) = self.upstream.ask(Kind::Hold, out) {
-                held.store(answer.words[1], Ordering::Release);
-            }
+            let _ = self.ask(resource, needed);
         }
+    }
+
+    fn ask(&self, resource: Resource, needed: u64) -> Result<(), Errno> {
+        let words = [resource as u64, needed, 0, 0];
+        let answer = self.upstream.ask(Kind::Hold, Outgoing { words, ..Outgoing::default() })?;
+        self.held[resource as usize].given(answer.words[1], needed);
+        Ok(())
     }
 
     /// A request of so many bytes was taken.
@@ -77,5 +102,26 @@ impl Share {
     pub fn give(&self, bytes: usize) {
         self.requests.fetch_sub(1, Ordering::AcqRel);
         self.bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_just_given_is_not_given_back() {
+        for (needed, amount) in [(0, 256), (5, 261), (1, 65), (100, 356), (7, 7)] {
+            let held = Held::default();
+            held.given(amount, needed);
+            assert!(held.covers(needed) && !held.is_idle(needed), "{amount} for {needed}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_longer_needed_is_given_back() {
+        let held = Held::default();
+        held.given(10_256, 10_000);
+        assert!(held.is_idle(5));
     }
 }

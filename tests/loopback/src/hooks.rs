@@ -168,6 +168,30 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// # Safety
+/// As `read(2)`. The driver's files cannot be read.
+#[no_mangle]
+pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, length: usize) -> isize {
+    type Read = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
+    if files::any() && files::of(fd).is_some() {
+        return fail(libc::EINVAL) as isize;
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { next!(c"read", Read)(fd, to, length) }
+}
+
+/// # Safety
+/// As `write(2)`. The driver's files cannot be written.
+#[no_mangle]
+pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: usize) -> isize {
+    type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+    if files::any() && files::of(fd).is_some() {
+        return fail(libc::EINVAL) as isize;
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { next!(c"write", Write)(fd, from, length) }
+}
+
+/// # Safety
 /// As `close(2)`.
 #[no_mangle]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
