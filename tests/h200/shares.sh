@@ -45,8 +45,9 @@ account() {
 import json, socket, sys
 for path in sys.argv[1:]:
     s = socket.socket(socket.AF_UNIX); s.connect(path)
-    text = b"".join(iter(lambda: s.recv(65536), b""))
-    it = json.loads(text)
+    s.sendall(b'{"schema":1,"request":"status"}\n'); s.shutdown(socket.SHUT_WR)
+    it = json.loads(b"".join(iter(lambda: s.recv(65536), b"")))
+    it = it.get("status", it)
     print({key: it.get(key) for key in ("vram", "weight", "slice_refused")})
 P
 }

@@ -239,6 +239,9 @@ impl Session {
                 return Some(FULL);
             }
             escape::MAP_MEMORY if self.placements_full() => return Some(FULL),
+            escape::DUP_OBJECT if self.duplicates_unseen(argument) => {
+                return Some((Verdict::Limit, status::INSUFFICIENT_PERMISSIONS));
+            }
             escape::SHARE => match self.sharing(argument) {
                 Sharing::AsAsked => {}
                 Sharing::WithUser => sharing::set_type(prepared.argument_mut(), true),

@@ -153,7 +153,11 @@ impl Worker {
                 Ok(())
             }
             Kind::Weight => {
-                self.session.set_weight(u32::try_from(message.words[0]).unwrap_or(0));
+                let session = Arc::clone(&self.session);
+                session.set_weight(u32::try_from(message.words[0]).unwrap_or(0));
+                // The driver may take its time, and others wait for what else comes here.
+                let weighing = std::thread::Builder::new().name("weight".into());
+                weighing.stack_size(256 << 10).spawn(move || session.weigh_all())?;
                 Ok(())
             }
             kind => bail!("The broker sent {kind:?}, which is a worker's to send"),

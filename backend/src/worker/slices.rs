@@ -38,7 +38,7 @@ pub struct Group {
 /// The guest's weight, and what it takes to make calls of our own.
 pub struct Slices {
     weight: AtomicU32,
-    /// One such call at a time is enough.
+    /// One such call at a time: the last one is of the last weight.
     scratch: Mutex<Scratch>,
 }
 
@@ -51,6 +51,13 @@ impl Slices {
     fn weight(&self) -> u32 {
         self.weight.load(Ordering::Acquire)
     }
+}
+
+/// What a program asked for, and the weight that was put in its place with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    own: u64,
+    weight: u32,
 }
 
 /// What the call's new object has of the card's time.
@@ -77,28 +84,38 @@ fn put(prepared: &mut Prepared<'_>, us: u64) {
 impl Session {
     /// Puts the guest's slice in place of the one that a program sets, which is returned. None
     /// at all is left to RM to refuse.
-    pub(super) fn put_slice(&self, prepared: &mut Prepared<'_>) -> Option<u64> {
+    pub(super) fn put_slice(&self, prepared: &mut Prepared<'_>) -> Option<Asked> {
         if command(prepared)? != SET {
             return None;
         }
         let own = Some(u64_at(prepared.params()?, 0)).filter(|&own| own != 0)?;
-        put(prepared, slice(own, self.slices.weight()));
-        Some(own)
+        let weight = self.slices.weight();
+        put(prepared, slice(own, weight));
+        Some(Asked { own, weight })
     }
 
-    /// What a call did for slices. `own` is what [`Session::put_slice`] took out.
-    pub(super) fn slices_follow(&self, prepared: &mut Prepared<'_>, own: Option<u64>, done: bool) {
-        if let Some(own) = own {
-            put(prepared, own);
+    /// What a call did for slices. `asked` is what [`Session::put_slice`] took out.
+    pub(super) fn slices_follow(
+        &self,
+        prepared: &mut Prepared<'_>,
+        asked: Option<Asked>,
+        done: bool,
+    ) {
+        if let Some(asked) = asked {
+            put(prepared, asked.own);
         }
         let command = command(prepared);
         let argument = prepared.argument();
         let object = u32_at(argument, if command.is_some() { 4 } else { 8 });
         let client = u32_at(argument, 0);
-        match (done, command, own) {
-            (true, Some(SET), Some(own)) => {
+        match (done, command, asked) {
+            (true, Some(SET), Some(asked)) => {
                 if let Some(group) = lock(&self.objects).group(client, object) {
-                    group.own = Some(own);
+                    group.own = Some(asked.own);
+                }
+                // The weight may have changed before the card had this.
+                if self.slices.weight() != asked.weight {
+                    self.weigh(client, object);
                 }
             }
             (true, Some(GET), _) => {
@@ -117,9 +134,13 @@ impl Session {
         }
     }
 
-    /// Another weight, for the groups that live too.
+    /// Another weight, from now on; [`Session::weigh_all`] makes it hold for groups that live.
     pub fn set_weight(&self, weight: u32) {
         self.slices.weight.store(weight, Ordering::Release);
+    }
+
+    /// Gives every channel group the slice that is its own by the guest's weight.
+    pub fn weigh_all(&self) {
         let groups = lock(&self.objects).groups();
         for (client, object) in groups {
             self.weigh(client, object);
@@ -128,17 +149,19 @@ impl Session {
 
     /// Gives a group the slice that is its own by the guest's weight.
     fn weigh(&self, client: u32, object: u32) {
+        let scratch = &mut lock(&self.slices.scratch);
         let Some(group) = lock(&self.objects).group(client, object).copied() else { return };
         let outcome = match group.own.or(group.default) {
             Some(us) => Ok(us),
-            None => self.ask(client, object, GET, 0).inspect(|&us| {
+            None => self.ask(scratch, (client, object), GET, 0).inspect(|&us| {
                 if let Some(group) = lock(&self.objects).group(client, object) {
                     group.default = Some(us);
                 }
             }),
         };
-        let outcome =
-            outcome.and_then(|own| self.ask(client, object, SET, slice(own, self.slices.weight())));
+        let outcome = outcome.and_then(|own| {
+            self.ask(scratch, (client, object), SET, slice(own, self.slices.weight()))
+        });
         match outcome {
             Ok(us) => tracing::debug!(object, us, "a channel group has another time slice"),
             Err(status) => self.slice_refused(status),
@@ -146,11 +169,17 @@ impl Session {
     }
 
     /// A call of our own on a channel group, by the file of its client.
-    fn ask(&self, client: u32, object: u32, command: u32, us: u64) -> Result<u64, Option<u32>> {
+    fn ask(
+        &self,
+        scratch: &mut Scratch,
+        (client, object): (u32, u32),
+        command: u32,
+        us: u64,
+    ) -> Result<u64, Option<u32>> {
         let owner = lock(&self.objects).owner(client);
         let file = owner.and_then(|owner| self.file(owner)).ok_or(None)?;
         let control = Control { client, object, command };
-        control.ask(&*self.host, file.host(), &mut lock(&self.slices.scratch), us)
+        control.ask(&*self.host, file.host(), scratch, us)
     }
 
     /// The card keeps its own slices, and an admin wants to know. A group that was freed
@@ -260,8 +289,8 @@ mod tests {
         (client, group)
     }
 
-    fn on_card(session: &Session, (client, group): (u32, u32)) -> u64 {
-        session.ask(client, group, GET, 0).unwrap()
+    fn on_card(session: &Session, group: (u32, u32)) -> u64 {
+        session.ask(&mut Scratch::new().unwrap(), group, GET, 0).unwrap()
     }
 
     #[test]
@@ -271,10 +300,12 @@ mod tests {
         assert_eq!(on_card(&session, group), 1024);
         for (weight, us) in [(40, 4096), (5, 512), (100, 10_240), (1, 102), (10, 1024)] {
             session.set_weight(weight);
+            session.weigh_all();
             assert_eq!(on_card(&session, group), us, "{weight}");
         }
         lock(&session.objects).group(group.0, group.1).unwrap().own = Some(2048);
         session.set_weight(20);
+        session.weigh_all();
         assert_eq!(on_card(&session, group), 4096);
     }
 }

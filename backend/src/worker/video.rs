@@ -12,8 +12,10 @@ use nvguest_abi::{status, FileKind};
 use super::calls::{escape, u32_at, u64_at, HEAP_ALLOC, HEAP_ALLOC_RANGE};
 use super::session::Session;
 use super::upstream::Upstream;
+use crate::budgets::NO_BUDGET;
 use crate::errno::Errno;
 use crate::marshal::Prepared;
+use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 
 /// `NV01_MEMORY_LOCAL_USER` (`cl0040.h`).
@@ -181,6 +183,13 @@ impl Session {
         let memory = Memory::of(prepared).filter(|memory| memory.is_video());
         let block = memory.map(|memory| Block::charge(&self.upstream, memory.whole()));
         block.transpose().map_err(|_| (Verdict::Limit, status::NO_MEMORY))
+    }
+
+    /// Whether a duplicate would keep memory that another process is charged for. How much that
+    /// is nobody knows here, and the other may be the first to go: then it would be nobody's.
+    pub(super) fn duplicates_unseen(&self, argument: &[u8]) -> bool {
+        let source = lock(&self.objects).owner(u32_at(argument, 0xc));
+        source.is_none() && usage(&self.upstream, 0).is_ok_and(|it| it.budget != NO_BUDGET)
     }
 
     /// What RM gave of it.

@@ -165,6 +165,16 @@ fn a_duplicate_counts_nothing_and_keeps_its_memory() {
 }
 
 #[test]
+fn no_process_keeps_memory_that_another_is_charged_for() {
+    let pair = pair(&[]);
+    let (one, other) = (client(&pair, 100), client(&pair, 200));
+    let memory = one.memory(Where::Video, 8 * MIB).unwrap();
+    let (status, _) = other.duplicate(&one, memory).unwrap();
+    // NV_ERR_INSUFFICIENT_PERMISSIONS
+    assert_eq!(status, 0x1b);
+}
+
+#[test]
 fn memory_goes_back_when_its_file_is_closed() {
     let pair = pair(&[]);
     let process = pair.guest.process(100);
