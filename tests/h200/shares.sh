@@ -44,9 +44,17 @@ account() {
   python3 - $(ls "$work"/admin-* 2>/dev/null) <<'P'
 import json, socket, sys
 for path in sys.argv[1:]:
-    s = socket.socket(socket.AF_UNIX); s.connect(path)
-    s.sendall(b'{"schema":1,"request":"status"}\n'); s.shutdown(socket.SHUT_WR)
-    it = json.loads(b"".join(iter(lambda: s.recv(65536), b"")))
+    s = socket.socket(socket.AF_UNIX); s.connect(path); s.settimeout(0.2)
+    try:
+        text = s.recv(65536)
+    except TimeoutError:
+        # One that answers only what it is asked.
+        s.sendall(b'{"schema":1,"request":"status"}\n')
+        s.settimeout(2)
+        text = s.recv(65536)
+    while not text.endswith(b"\n"):
+        text += s.recv(65536)
+    it = json.loads(text)
     it = it.get("status", it)
     print({key: it.get(key) for key in ("vram", "weight", "slice_refused")})
 P
@@ -99,8 +107,10 @@ P
 run() {
   local name=$1 seconds=$2
   shift 2
-  gather "$seconds" "$@" && account > "$work/account" && go "$name"
-  echo "$name" >> "$out/accounts.txt"; cat "$work/account" >> "$out/accounts.txt"
+  gather "$seconds" "$@" || return 1
+  account > "$work/account"
+  { echo "$name"; cat "$work/account"; } >> "$out/accounts.txt"
+  go "$name"
 }
 
 section machine
