@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Parser, ValueEnum};
 use nvguest_abi::Capability;
 
+use crate::budgets::{Budgets, VramMode, DEFAULT_WEIGHT, NO_BUDGET, WEIGHTS};
 use crate::limits::{amount, Limits};
 use crate::sandbox::Mode;
 
@@ -108,6 +109,21 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "", hide_default_value = true)]
     pub limits: Limits,
 
+    /// Video memory that the guest may allocate, e.g. 8G; all of the card's if not given. What RM
+    /// takes by itself for its contexts and channels is not in it.
+    #[arg(long, value_name = "SIZE", value_parser = vram)]
+    pub vram: Option<u64>,
+
+    /// What the guest takes for its card's memory: the card's own, and allocations beyond
+    /// --vram fail (limit), or its budget (profile).
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    pub vram_mode: VramMode,
+
+    /// The guest's share of the card's time while others want it too, 1 to 100: its channel
+    /// groups have time slices so many tenths as long as their programs'. Can change at run time.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_WEIGHT, value_parser = weight)]
+    pub weight: u32,
+
     /// What to log: error, warn, info, debug, trace, or a filter in tracing's syntax.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     pub log_level: String,
@@ -174,6 +190,12 @@ impl Args {
         self.caps.iter().map(|&name| Capability::from(name) as u32).fold(0, |all, bit| all | bit)
     }
 
+    /// What the guest has of the card itself.
+    pub fn budgets(&self) -> Budgets {
+        let vram = self.vram.unwrap_or(NO_BUDGET);
+        Budgets { vram, mode: self.vram_mode, weight: self.weight }
+    }
+
     /// Bytes of the arena.
     pub fn arena_size(&self) -> u64 {
         const LARGEST: u64 = 4 << 30;
@@ -202,6 +224,19 @@ fn size(text: &str) -> Result<u64, String> {
         return Err(format!("{text} is not a power of two of at least 1M; try {}M", below >> 20));
     }
     Ok(size)
+}
+
+/// A budget: less is no use to any driver.
+fn vram(text: &str) -> Result<u64, String> {
+    const LEAST: u64 = 64 << 20;
+    let size = amount(text).ok_or_else(|| format!("{text:?} is not a size, e.g. 8G"))?;
+    let fits = size >= LEAST && size != NO_BUDGET;
+    fits.then_some(size).ok_or_else(|| format!("{text} is too little; give at least 64M"))
+}
+
+fn weight(text: &str) -> Result<u32, String> {
+    let weight = text.parse().ok().filter(|weight| WEIGHTS.contains(weight));
+    weight.ok_or_else(|| format!("{text:?} is no weight from 1 to 100"))
 }
 
 fn arena_size(text: &str) -> Result<u64, String> {
@@ -239,6 +274,19 @@ mod tests {
         assert_eq!(arena(&["x", "--arena=0"]), 0);
         assert_eq!(arena(&["x", "--arena=64M"]), 64 << 20);
         assert_eq!(arena(&["x", "--arena=64G", "--window-size=8G"]), 4 << 30);
+    }
+
+    #[test]
+    fn a_guest_of_which_nothing_is_said_has_all_memory_and_the_default_weight() {
+        let budgets = |args: &[&str]| Args::try_parse_from(args).map(|args| args.budgets());
+        let all = Budgets { vram: NO_BUDGET, mode: VramMode::Limit, weight: 10 };
+        assert_eq!(budgets(&["x"]).unwrap(), all);
+        let some = Budgets { vram: 8 << 30, mode: VramMode::Profile, weight: 40 };
+        let args = ["x", "--vram=8G", "--vram-mode=profile", "--weight=40"];
+        assert_eq!(budgets(&args).unwrap(), some);
+        for wrong in ["--vram=1M", "--vram=x", "--weight=0", "--weight=101", "--vram-mode=no"] {
+            assert!(budgets(&["x", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod broker;
+pub mod budgets;
 pub mod descriptors;
 pub mod errno;
 pub mod host;

@@ -147,11 +147,12 @@ fn settings(args: &Args) -> Result<Settings> {
         compiled: Arc::new(compiled),
         nodes: Nodes::new(&facts),
         host: if real { HostKind::Nvidia } else { HostKind::Sim },
-        card: if real { None } else { Some(SimCard::create(SimCard::DEFAULT_SIZE)?) },
+        card: if real { None } else { Some(SimCard::create(SimCard::size_from_environment())?) },
         window_size: args.window_size,
         arena_size: args.arena_size(),
         poll_us: args.poll_us,
         limits: args.limits,
+        budgets: args.budgets(),
         own_user: args.own_user,
     })
 }

@@ -2,8 +2,9 @@
 
 use nvguest_abi::store::Store;
 
-/// What `worker/calls.rs`, `worker/arena_calls.rs` and `marshal/register.rs` read and write: escape, field as NVIDIA names it, offset, bytes.
-const READ: [(&str, &str, u32, u32); 55] = [
+/// What `worker/` and `marshal/{register,control}.rs` read and write: escape, field as NVIDIA
+/// names it, offset, bytes.
+const READ: [(&str, &str, u32, u32); 70] = [
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
@@ -59,6 +60,21 @@ const READ: [(&str, &str, u32, u32); 55] = [
     ("NV_ESC_RM_UNMAP_MEMORY", "status", 0x18, 4),
     ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "hClient", 0, 4),
     ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", "status", 0x20, 4),
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.hClass", 0xc, 4),
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.limit", 0x20, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "total", 0x18, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "free", 0x20, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.Info.size", 0x38, 8),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.hMemory", 0x2c, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.flags", 0x34, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.attr", 0x38, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.size", 0x50, 8),
+    ("NV_ESC_RM_CONTROL", "hClient", 0, 4),
+    ("NV_ESC_RM_CONTROL", "hObject", 4, 4),
+    ("NV_ESC_RM_CONTROL", "cmd", 8, 4),
+    ("NV_ESC_RM_CONTROL", "params", 0x10, 8),
+    ("NV_ESC_RM_CONTROL", "paramsSize", 0x18, 4),
+    ("NV_ESC_RM_CONTROL", "status", 0x1c, 4),
 ];
 
 #[test]
@@ -83,7 +99,7 @@ fn every_offset_that_the_worker_reads_is_the_same_in_every_measured_release() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What `worker/arena_calls.rs` reads of the parameters of `NV01_MEMORY_SYSTEM`.
+/// What `worker/arena_calls.rs` and `worker/video.rs` read of the parameters of memory classes.
 const MEMORY: [(&str, u32, u32); 10] = [
     ("owner", 0, 4),
     ("type", 4, 4),
@@ -98,13 +114,29 @@ const MEMORY: [(&str, u32, u32); 10] = [
 ];
 
 #[test]
-fn parameters_of_system_memory_are_the_same_in_every_measured_release() {
+fn parameters_of_memory_are_the_same_in_every_measured_release() {
     let store = Store::embedded().unwrap();
     for release in store.profiles() {
         let profile = store.load(release).unwrap();
         let layout = &profile.structs["NV_MEMORY_ALLOCATION_PARAMS"];
         for (field, offset, bytes) in MEMORY {
             assert_eq!(layout.field(field), Some((offset, bytes)), "{release}: {field}");
+        }
+    }
+}
+
+#[test]
+fn the_list_of_memory_sizes_and_the_time_slice_are_where_they_are_rewritten() {
+    let store = Store::embedded().unwrap();
+    for release in store.profiles() {
+        let profile = store.load(release).unwrap();
+        let control = |command: u32| &profile.controls[&command];
+        let list = &control(0x2080_1301).pointers;
+        assert_eq!(list.iter().map(|list| (list.at, list.elem)).collect::<Vec<_>>(), [(8, 8)]);
+        // FB_GET_INFO_V2: a count and whole entries.
+        assert_eq!(control(0x2080_1303).size % 8, 4, "{release}");
+        for slice in [0xa06c_0103, 0xa06c_0104] {
+            assert_eq!(control(slice).size, 8, "{release}");
         }
     }
 }

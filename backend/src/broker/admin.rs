@@ -75,6 +75,9 @@ pub fn status(broker: &Broker) -> Value {
         "window_bytes": window_bytes,
         "arena": arena(broker),
         "shares": shares,
+        "vram": vram(broker),
+        "weight": broker.weight(),
+        "slice_refused": broker.slice_refused().map(|status| format!("{status:#x}")),
         "lines_left_out": crate::log::left_out(),
         "requests": requests(broker),
         "events": broker.control.events_counted() + broker.workers.events_counted(),
@@ -93,6 +96,13 @@ fn arena(broker: &Broker) -> Value {
             "taken_bytes": taken,
         })
     })
+}
+
+/// Video memory that the guest's objects keep, and its budget in bytes, null for none. What RM
+/// takes for itself is in neither.
+fn vram(broker: &Broker) -> Value {
+    let usage = broker.video.usage();
+    json!({"used": usage.used, "budget": usage.limit(), "reserve": usage.reserve})
 }
 
 /// Requests served, by type.

@@ -12,6 +12,7 @@
 //! - [`ranges`]: where there is room, in either
 //! - [`placer`]: the thread that asks the VMM for it
 //! - [`shares`]: who holds how much of what the guest has
+//! - [`video`]: the guest's budget of the card's memory
 //! - [`nodes`]: what the guest is told to create
 //! - [`admin`]: what an admin can ask
 
@@ -23,12 +24,14 @@ pub mod nodes;
 pub mod placer;
 pub mod ranges;
 pub mod shares;
+pub mod video;
 pub mod window;
 pub mod worker;
 pub mod workers;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -36,6 +39,7 @@ use anyhow::{Context, Result};
 use nvguest_abi::compiled::Compiled;
 use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
+use crate::budgets::{Budgets, VramMode, WEIGHTS};
 use crate::host::Node;
 use crate::limits::{Limits, Resource};
 use crate::rate::Rates;
@@ -50,6 +54,7 @@ use device::{Device, Frontend};
 use nodes::Nodes;
 use placer::Placer;
 use shares::Shares;
+use video::Video;
 use window::Window;
 use workers::Workers;
 
@@ -74,6 +79,8 @@ pub struct Settings {
     pub poll_us: u32,
     /// Limits of the guest.
     pub limits: Limits,
+    /// Its memory and time of the card.
+    pub budgets: Budgets,
     /// No other guest's backend runs as this user.
     pub own_user: bool,
 }
@@ -110,12 +117,20 @@ pub struct Broker {
     pub workers: Workers,
     /// What each holds of the guest's share.
     pub shares: Shares,
+    /// What each holds of the card's memory.
+    pub video: Video,
+    /// What the guest is shown of its budget.
+    pub vram_mode: VramMode,
     /// How often something was done lately.
     pub rates: Arc<Rates>,
     /// Who starts them.
     pub starter: Starter,
     /// What confines this process, to be shown.
     pub sandbox: sandbox::State,
+    /// The guest's share of the card's time.
+    weight: AtomicU32,
+    /// RM's status where the card refused a time slice; 0 if it never did.
+    slice_refused: AtomicU32,
     device: device::Shared,
 }
 
@@ -123,7 +138,7 @@ impl Broker {
     /// A broker that serves nobody yet.
     pub fn new(settings: Settings, starter: Starter, sandbox: sandbox::State) -> Result<Arc<Self>> {
         let Settings { compiled, nodes, host, card, window_size, arena_size, .. } = settings;
-        let Settings { poll_us, limits, own_user, .. } = settings;
+        let Settings { poll_us, limits, budgets, own_user, .. } = settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
         let arena = match arena_size {
             0 => None,
@@ -146,6 +161,10 @@ impl Broker {
             placer: Placer::default(),
             workers: Workers::new(limits),
             shares: Shares::new(limits),
+            video: Video::new(budgets.vram),
+            vram_mode: budgets.mode,
+            weight: AtomicU32::new(budgets.weight),
+            slice_refused: AtomicU32::new(0),
             rates: Arc::new(Rates::create().context("Making the page of rates failed")?),
             starter,
             sandbox,
@@ -176,6 +195,41 @@ impl Broker {
             tracing::warn!("workers are still ending; the kernel takes back what they hold");
         }
         outcome
+    }
+
+    /// Gives the guest another budget of the card's memory, from now on;
+    /// [`crate::budgets::NO_BUDGET`] for none. What it has allocated stays.
+    pub fn set_vram(&self, bytes: u64) {
+        self.video.set_budget(bytes);
+    }
+
+    /// Gives the guest another share of the card's time, for its live channel groups too;
+    /// beyond [`WEIGHTS`] it is the nearest of them.
+    pub fn set_weight(&self, weight: u32) {
+        let weight = weight.clamp(*WEIGHTS.start(), *WEIGHTS.end());
+        // Before the workers are told: one that starts meanwhile begins with it.
+        self.weight.store(weight, Ordering::Release);
+        self.workers.weight_changed(weight);
+    }
+
+    /// The guest's share of the card's time.
+    pub fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Acquire)
+    }
+
+    /// RM's status where the card refused a time slice.
+    pub fn slice_refused(&self) -> Option<u32> {
+        Some(self.slice_refused.load(Ordering::Acquire)).filter(|&status| status != 0)
+    }
+
+    /// The card refused a time slice; the first time is said.
+    fn slice_was_refused(&self, status: u32) {
+        if self.slice_refused.swap(status, Ordering::AcqRel) == 0 {
+            tracing::warn!(
+                status = format_args!("{status:#x}"),
+                "the card refuses time slices: the guest's weight has no effect on all of its work"
+            );
+        }
     }
 
     /// The device; held for moments only.

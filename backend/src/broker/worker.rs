@@ -103,6 +103,8 @@ impl Worker {
             disables: broker.limits.guest(Resource::Disables),
             own_disables: broker.limits.process(Resource::Disables),
             own_user: broker.own_user,
+            vram_mode: broker.vram_mode,
+            weight: broker.weight(),
             arena_size: arena.map_or(0, Arena::size),
             compiled: Arc::clone(&broker.compiled),
             nodes: Arc::clone(&broker.devices),
@@ -283,8 +285,11 @@ impl Listener {
                 };
                 message.fds.truncate(1);
                 let fds: Vec<_> = message.fds.iter().map(AsRawFd::as_raw_fd).collect();
-                let [errno, kind, range, _] = message.words;
-                let [range, length] = self.share(range, &asker).ok_or(message.kind)?;
+                let [errno, kind, range, bytes] = message.words;
+                let [range, length] = match range {
+                    0 => [0, bytes],
+                    range => self.share(range, &asker).ok_or(message.kind)?,
+                };
                 let words = [errno, kind, range, length];
                 let out = Outgoing { tag, words, fds: &fds, ..Outgoing::default() };
                 asker.questions.fetch_sub(1, Ordering::AcqRel);
@@ -307,6 +312,11 @@ impl Listener {
                 let more = [granted.unwrap_or(0), 0];
                 worker.answer(Kind::Held, message.tag, granted.map(drop), more);
             }
+            Kind::Charge => self.charge(&message),
+            Kind::Credit => broker.video.credit(worker.number, message.words[0]),
+            Kind::Sliced => {
+                broker.slice_was_refused(u32::try_from(message.words[0]).unwrap_or(u32::MAX));
+            }
             Kind::Stopped => worker.has_stopped(),
             Kind::Refused => {
                 let [verdict, part, number, times] = message.words;
@@ -320,10 +330,22 @@ impl Listener {
         Ok(())
     }
 
+    /// A worker is about to allocate video memory, or has.
+    fn charge(&self, message: &Message) {
+        let [bytes, made, ..] = message.words;
+        let outcome = self.broker.video.charge(self.worker.number, bytes, made != 0);
+        let words = match outcome {
+            Ok(usage) => [0, usage.used, usage.budget, usage.reserve],
+            Err(errno) => [u64::from(errno.status()), 0, 0, 0],
+        };
+        let out = Outgoing { tag: message.tag, words, ..Outgoing::default() };
+        let _ = self.worker.tell(Kind::Charged, out);
+    }
+
     /// A range of the arena goes along with a file that another worker fetched: its place plus
-    /// one and its length, or zeroes.
+    /// one and its length.
     fn share(&self, range: u64, asker: &Worker) -> Option<[u64; 2]> {
-        let Some(at) = range.checked_sub(1) else { return Some([0; 2]) };
+        let at = range.checked_sub(1)?;
         let arena = self.broker.window.arena()?;
         let length = arena.share(self.worker.number, at, asker.number).ok()?;
         if asker.ended.load(Ordering::Acquire) {

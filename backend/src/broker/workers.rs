@@ -196,6 +196,7 @@ impl Workers {
     /// All that a worker held has gone back.
     pub fn buried(&self, broker: &Broker, worker: &Worker) {
         broker.shares.forget(worker.number);
+        broker.video.forget(worker.number);
         self.table().by_number.remove(&worker.number);
         self.changed.notify_all();
     }
@@ -221,6 +222,14 @@ impl Workers {
         let (live, _) = broker.window.usage();
         for worker in self.table().by_number.values() {
             worker.page.set_placements(live);
+        }
+    }
+
+    /// Tells every worker the guest's share of the card's time.
+    pub fn weight_changed(&self, weight: u32) {
+        for worker in self.table().by_number.values() {
+            let words = [u64::from(weight), 0, 0, 0];
+            let _ = worker.tell(Kind::Weight, Outgoing { words, ..Outgoing::default() });
         }
     }
 

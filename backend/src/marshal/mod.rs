@@ -16,11 +16,13 @@
 //! - `rm`: what RM itself reads from an argument
 //! - [`prepare`](mod@prepare): gather, a request into a call
 //! - [`reply`]: scatter, the results into a reply
-//! - [`register`]: the one call that is not the guest's
+//! - [`register`], [`control`]: calls that are not the guest's
 //! - [`scratch`]: the memory, and the only `unsafe`
 
 #[forbid(unsafe_code)]
 mod bounded;
+#[forbid(unsafe_code)]
+pub mod control;
 #[forbid(unsafe_code)]
 mod plan;
 #[forbid(unsafe_code)]

@@ -83,6 +83,8 @@ pub(super) struct Part {
     pub length: usize,
     /// The guest gets it back.
     pub written: bool,
+    /// The segment with the pointer to it, and where in that.
+    at: (u16, u16),
 }
 
 /// A host call, ready to be made.
@@ -225,7 +227,8 @@ fn part(frame: &mut Frame<'_>, segment: &Segment<'_>, least: u32) -> Result<Part
         true => None,
         false => Some(frame.block_of(segment.bytes, longest)?),
     };
-    Ok(Part { block, length, written: segment.is_written() })
+    let at = (segment.parent, segment.offset);
+    Ok(Part { block, length, written: segment.is_written(), at })
 }
 
 impl Prepared<'_> {
@@ -311,6 +314,13 @@ impl Prepared<'_> {
     /// See [`Prepared::params`] and [`Prepared::argument_mut`].
     pub fn params_mut(&mut self) -> Option<&mut [u8]> {
         self.params.map(|block| self.frame.bytes_mut(block))
+    }
+
+    /// The buffer that the pointer at `offset` of a control's parameters leads to, to change.
+    pub fn behind_params_mut(&mut self, offset: u16) -> Option<&mut [u8]> {
+        // The parameters are the only buffer of a control's argument, so the first segment.
+        let part = self.parts.iter().find(|part| part.at == (1, offset))?;
+        part.block.map(|block| self.frame.bytes_mut(block))
     }
 
     /// The guest's file that the descriptor at `offset` of `segment` names: 0 is

@@ -45,7 +45,8 @@ pub enum Kind {
     /// `[errno]`: answers [`Kind::Unplace`].
     Unplaced = 7,
     /// `[errno, file kind, range, bytes]`; fd: the file. Answers [`Kind::Fetch`]. A range of
-    /// the arena that the file keeps is the asker's too: its offset plus one, or 0.
+    /// the arena that the file keeps is the asker's too: its offset plus one. If that is 0 the
+    /// file keeps so much of the card's memory.
     Fetched = 8,
     /// `[file]`: hand out this file; answered by [`Kind::Exported`].
     Export = 9,
@@ -55,6 +56,10 @@ pub enum Kind {
     Taken = 11,
     /// `[errno, amount]`: answers [`Kind::Hold`].
     Held = 12,
+    /// `[errno, bytes that the guest has, budget, reserve]`: answers [`Kind::Charge`].
+    Charged = 13,
+    /// `[weight]`: the guest's share of the card's time.
+    Weight = 14,
 
     /// The worker serves.
     Ready = 32,
@@ -66,7 +71,7 @@ pub enum Kind {
     Unplace = 35,
     /// `[file]`: a file of another worker.
     Fetch = 36,
-    /// `[errno, file kind, range]`; fd: the file; the range as in [`Kind::Fetched`].
+    /// `[errno, file kind, range, bytes]`; fd: the file; the others as in [`Kind::Fetched`].
     Exported = 37,
     /// `[kind, file, mask]`: an event for the broker's queue.
     Event = 38,
@@ -86,10 +91,16 @@ pub enum Kind {
     Hide = 45,
     /// `[resource, amount]`: so much of the guest's share is needed here.
     Hold = 46,
+    /// `[bytes, 1 if it has them already]`: video memory is about to be allocated.
+    Charge = 47,
+    /// `[bytes]`: RM has freed video memory.
+    Credit = 48,
+    /// `[status]`: the card refused a time slice.
+    Sliced = 49,
 }
 
 impl Kind {
-    const ALL: [Self; 26] = [
+    const ALL: [Self; 31] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -101,6 +112,8 @@ impl Kind {
         Self::Call,
         Self::Taken,
         Self::Held,
+        Self::Charged,
+        Self::Weight,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -116,6 +129,9 @@ impl Kind {
         Self::Show,
         Self::Hide,
         Self::Hold,
+        Self::Charge,
+        Self::Credit,
+        Self::Sliced,
     ];
 
     fn from_number(number: u32) -> Option<Self> {

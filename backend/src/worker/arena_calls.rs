@@ -8,6 +8,7 @@ use nvguest_abi::{status, FileKind};
 use super::arena::{Arena, Wanted};
 use super::calls::{armed, escape, status_offset, u32_at, u64_at, HEAP_ALLOC};
 use super::mapping::Armed;
+use super::objects::Holds;
 use super::session::{GuestFile, Named, Session};
 use crate::marshal::register::{Registration, HEAP_SIZE};
 use crate::marshal::Prepared;
@@ -27,11 +28,6 @@ const FORMAT: u32 = 6;
 const STRIDE: u32 = 0x100;
 const CLASS_FLAG: u32 = 0x8000;
 const CLASS_ALIGNMENT: u64 = 0x1000;
-/// `NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD`: type 0, object 0xc. `_IMPORT_OBJECT_FROM_FD`:
-/// type 4, object 0x10. An object of RM is type 1.
-const EXPORT_OBJECT: u32 = 0x3d05;
-const IMPORT_OBJECT: u32 = 0x3d06;
-const OBJECT_TYPE_RM: u32 = 1;
 
 /// Calls that may be answered here.
 const ANSWERED: [u32; 5] = [
@@ -158,7 +154,7 @@ impl Session {
     fn allocate(&self, arena: &Arena, file: &GuestFile, wanted: &Wanted) -> Option<u32> {
         let (memory, extent) = arena.allocate(&*self.host, file.host(), wanted)?;
         let Registration { client, parent, .. } = wanted.registration;
-        lock(&self.objects).made(client, memory, parent);
+        lock(&self.objects).made(client, memory, parent, Holds::Nothing);
         // Only now: what is not known to be there is swept.
         arena.own(client, memory, extent);
         Some(memory)
@@ -251,7 +247,7 @@ impl Session {
     }
 
     /// What RM did, as far as it concerns memory of the arena.
-    pub(super) fn arena_follows(&self, named: &Named<'_>, asked: &[u8], prepared: &Prepared<'_>) {
+    pub(super) fn arena_follows(&self, asked: &[u8], prepared: &Prepared<'_>) {
         let is_rm = matches!(prepared.kind(), FileKind::Ctl | FileKind::Gpu);
         let Some(arena) = self.arena.as_ref().filter(|_| is_rm) else { return };
         let done = prepared.argument();
@@ -269,34 +265,7 @@ impl Session {
                     None => arena.forget(client, object),
                 }
             }
-            escape::CONTROL => self.followed_control(arena, named, prepared),
             _ => {}
-        }
-    }
-
-    /// An object that was exported lives as long as the file, and can be had back from it.
-    fn followed_control(&self, arena: &Arena, named: &Named<'_>, prepared: &Prepared<'_>) {
-        let command = u32_at(prepared.argument(), 8);
-        if command != EXPORT_OBJECT && command != IMPORT_OBJECT {
-            return;
-        }
-        let client = u32_at(prepared.argument(), 0);
-        let Some(params) = prepared.params() else { return };
-        let at = if command == EXPORT_OBJECT { 0 } else { 4 };
-        if u32_at(params, at) != OBJECT_TYPE_RM {
-            return;
-        }
-        let (parent, object) = (u32_at(params, at + 8), u32_at(params, at + 0xc));
-        if command == EXPORT_OBJECT {
-            if let Some(file) = named.first() {
-                lock(&file.keeps).extend(arena.extent(client, object));
-            }
-            return;
-        }
-        lock(&self.objects).made(client, object, parent);
-        match named.exported() {
-            Some(extent) => arena.own(client, object, extent),
-            None => arena.forget(client, object),
         }
     }
 }

@@ -8,8 +8,11 @@ use nvguest_abi::rules::{read_uint, NO_OFFSET};
 use nvguest_abi::{status, FileKind};
 
 use super::mapping::{Armed, PAGE};
+use super::objects::Holds;
 use super::serve::Bench;
 use super::session::{GuestFile, Named, Session};
+use super::slices::holds_time;
+use super::video::Block;
 use crate::errno::Errno;
 use crate::limits::Resource;
 use crate::marshal::{prepare, Call, Prepared, Refused};
@@ -52,8 +55,9 @@ pub mod escape {
     pub const SYS_PARAMS: u32 = 214;
 }
 
-/// `NVOS32_FUNCTION_ALLOC_SIZE` and `NVOS32_FUNCTION_FREE` (`nvos.h`).
+/// `NVOS32_FUNCTION_ALLOC_SIZE`, `_ALLOC_SIZE_RANGE` and `_FREE` (`nvos.h`).
 pub(super) const HEAP_ALLOC: u64 = 2;
+pub(super) const HEAP_ALLOC_RANGE: u64 = 14;
 const HEAP_FREE: u64 = 3;
 /// `NV01_ROOT`, `NV01_ROOT_NON_PRIV`, `NV01_ROOT_CLIENT` (`cl0000.h`, `cl0001.h`, `cl0041.h`).
 const CLIENT_CLASSES: [u64; 3] = [0x0, 0x1, 0x41];
@@ -101,31 +105,42 @@ impl Session {
         }
         let status_at = status_offset(compiled, file.kind, &prepared);
         let makes = makes(file.kind, &prepared);
-        let refused = match makes.map_or(Ok(()), |resource| self.reserve(resource)) {
-            Err(_) => Some(FULL),
+        let allowed = match makes.map_or(Ok(()), |resource| self.reserve(resource)) {
+            Err(_) => Err(FULL),
             Ok(()) if self.arena_answers(file, &named, &mut prepared) => {
                 self.settle(makes);
                 prepared.finish(Ok(0), &mut bench.reply);
                 return Ok(());
             }
-            Ok(()) => self.before(file, &mut prepared),
+            Ok(()) => self
+                .before(file, &mut prepared)
+                .map_or_else(|| self.charge(&prepared), Err)
+                .inspect_err(|_| self.settle(makes)),
         };
-        if let Some((verdict, status)) = refused {
-            let what = prepared.what();
-            let refused =
-                Refused { verdict, what, answer: Answer::Status { offset: status_at, status } };
-            self.refused(&refused);
-            return refused.finish(compiled, file.kind, &call, &mut bench.reply);
-        }
+        let block = match allowed {
+            Ok(block) => block,
+            Err((verdict, status)) => {
+                let what = prepared.what();
+                let answer = Answer::Status { offset: status_at, status };
+                let refused = Refused { verdict, what, answer };
+                self.refused(&refused);
+                return refused.finish(compiled, file.kind, &call, &mut bench.reply);
+            }
+        };
+        let asked_slice = self.put_slice(&mut prepared);
         let result = prepared.execute(&*self.host, file.host());
         if prepared.nr() == escape::SHARE && self.sharing(call.argument) == Sharing::WithUser {
             sharing::set_type(prepared.argument_mut(), false);
         }
         let status = read_uint(prepared.argument(), status_at, 4).unwrap_or(0);
-        if result.is_ok() && status == u64::from(status::OK) {
-            self.after(file, &named, call.argument, &prepared);
-            self.arena_follows(&named, call.argument, &prepared);
+        let done = result.is_ok() && status == u64::from(status::OK);
+        if done {
+            let block = block.map(|block| self.charged(block, &prepared));
+            self.after(file, &named, call.argument, (&prepared, block));
+            self.arena_follows(call.argument, &prepared);
+            self.show_budget(&mut prepared);
         }
+        self.slices_follow(&mut prepared, asked_slice, done);
         self.settle(makes);
         prepared.finish(result, &mut bench.reply);
         result.map(drop)
@@ -224,6 +239,9 @@ impl Session {
                 return Some(FULL);
             }
             escape::MAP_MEMORY if self.placements_full() => return Some(FULL),
+            escape::DUP_OBJECT if self.duplicates_unseen(argument) => {
+                return Some((Verdict::Limit, status::INSUFFICIENT_PERMISSIONS));
+            }
             escape::SHARE => match self.sharing(argument) {
                 Sharing::AsAsked => {}
                 Sharing::WithUser => sharing::set_type(prepared.argument_mut(), true),
@@ -262,25 +280,36 @@ impl Session {
         file: &Arc<GuestFile>,
         named: &Named<'_>,
         asked: &[u8],
-        prepared: &Prepared<'_>,
+        (prepared, block): (&Prepared<'_>, Option<Arc<Block>>),
     ) {
         let done = prepared.argument();
         let (root, parent, object) = (u32_at(done, 0), u32_at(done, 4), u32_at(done, 8));
+        let holds = block.map_or_else(|| holds_time(prepared), Holds::Video);
         let mut objects = lock(&self.objects);
         match prepared.nr() {
             escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(asked, 0xc, 4).unwrap_or(9)) => {
                 objects.client(object, file.handle);
             }
-            escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY | escape::DUP_OBJECT => {
-                objects.made(root, object, parent);
+            escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY => {
+                objects.made(root, object, parent, holds);
             }
-            escape::ALLOC_CONTEXT_DMA2 => objects.made(root, object, root),
+            escape::DUP_OBJECT => {
+                let holds = objects.holds(u32_at(asked, 0xc), u32_at(asked, 0x10));
+                objects.made(root, object, parent, holds);
+            }
+            escape::ALLOC_CONTEXT_DMA2 => objects.made(root, object, root, holds),
             escape::VID_HEAP_CONTROL => match read_uint(asked, 8, 4) {
-                Some(HEAP_ALLOC) => objects.made(root, u32_at(done, 0x2c), parent),
-                Some(HEAP_FREE) => objects.freed(root, u32_at(asked, 0x2c)),
+                Some(HEAP_ALLOC | HEAP_ALLOC_RANGE) => {
+                    objects.made(root, u32_at(done, 0x2c), parent, holds);
+                }
+                Some(HEAP_FREE) => drop(objects.freed(root, u32_at(asked, 0x2c))),
                 _ => {}
             },
-            escape::FREE => objects.freed(root, u32_at(asked, 8)),
+            escape::FREE => drop(objects.freed(root, u32_at(asked, 8))),
+            escape::CONTROL => {
+                drop(objects);
+                self.passed_on(named, prepared);
+            }
             escape::UPDATE_DEVICE_MAPPING_INFO => {
                 drop(objects);
                 self.renamed(root, object, u64_at(asked, 0x10), u64_at(asked, 0x18));
@@ -321,7 +350,9 @@ fn makes(kind: FileKind, prepared: &Prepared<'_>) -> Option<Resource> {
             Some(Resource::Objects)
         }
         escape::ALLOC_CONTEXT_DMA2 => Some(Resource::Objects),
-        escape::VID_HEAP_CONTROL if read_uint(argument, 8, 4) == Some(HEAP_ALLOC) => {
+        escape::VID_HEAP_CONTROL
+            if matches!(read_uint(argument, 8, 4), Some(HEAP_ALLOC | HEAP_ALLOC_RANGE)) =>
+        {
             Some(Resource::Objects)
         }
         _ => None,

@@ -7,7 +7,10 @@
 //! - [`calls`]: the requests that reach the driver
 //! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
-//! - [`objects`]: which RM object goes when another is freed
+//! - [`objects`]: which RM object goes when another is freed, and what it holds
+//! - [`exports`]: objects that go to a file and come back
+//! - [`video`]: memory of the card, and [`shown`], what the guest is told of it
+//! - [`slices`]: time of the card
 //! - [`share`]: what it holds of the guest's share
 //! - [`watch`]: which files are ready
 //! - [`readiness`]: of one file: an edge and an arm make one report
@@ -15,14 +18,18 @@
 pub mod arena;
 pub mod arena_calls;
 pub mod calls;
+pub mod exports;
 pub mod mapping;
 pub mod objects;
 pub mod readiness;
 pub mod serve;
 pub mod session;
 pub mod share;
+pub mod shown;
+pub mod slices;
 pub mod start;
 pub mod upstream;
+pub mod video;
 pub mod watch;
 
 mod atomic {
@@ -48,6 +55,7 @@ use crate::transport::page::SlotPage;
 use crate::transport::ring::{Ring, RingConfig};
 use crate::transport::shared::Shared;
 use arena::Arena;
+use exports::Kept;
 use serve::Server;
 use session::{Common, Session};
 use start::{HostKind, Region, Start};
@@ -116,9 +124,9 @@ impl Worker {
                 // CAST: a handle has 31 bits.
                 let exported = self.session.export(message.words[0] as u32);
                 let (words, fd) = match &exported {
-                    Ok((fd, kind, extent)) => {
-                        let range = extent.as_ref().map_or(0, |extent| extent.offset() + 1);
-                        ([0, u64::from(*kind as u8), range, 0], Some(fd))
+                    Ok((fd, kind, kept)) => {
+                        let [range, bytes] = kept.as_ref().map_or([0; 2], Kept::to_words);
+                        ([0, u64::from(*kind as u8), range, bytes], Some(fd))
                     }
                     Err(errno) => ([u64::from(errno.status()), 0, 0, 0], None),
                 };
@@ -135,8 +143,21 @@ impl Worker {
                 }
                 Ok(())
             }
-            Kind::Placed | Kind::Unplaced | Kind::Fetched | Kind::Taken | Kind::Held => {
+            Kind::Placed
+            | Kind::Unplaced
+            | Kind::Fetched
+            | Kind::Taken
+            | Kind::Held
+            | Kind::Charged => {
                 self.upstream.hear(message);
+                Ok(())
+            }
+            Kind::Weight => {
+                let session = Arc::clone(&self.session);
+                session.set_weight(u32::try_from(message.words[0]).unwrap_or(0));
+                // The driver may take its time, and others wait for what else comes here.
+                let weighing = std::thread::Builder::new().name("weight".into());
+                weighing.stack_size(256 << 10).spawn(move || session.weigh_all())?;
                 Ok(())
             }
             kind => bail!("The broker sent {kind:?}, which is a worker's to send"),

@@ -1,19 +1,42 @@
 //! Which RM objects a free takes along.
 //!
 //! RM frees children with their parent and everything with its client
-//! (`serverFreeResourceTree` of the resource server). We keep the tree for one
-//! purpose: a placement must leave the window before its memory goes.
+//! (`serverFreeResourceTree` of the resource server). We keep the tree because a placement
+//! must leave the window before its memory goes, and because of what objects hold of the
+//! guest's budgets.
 
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::slices::Group;
+use super::video::Block;
 
 /// Deeper than any chain of parents that RM makes.
 const MAX_DEPTH: usize = 32;
 
+/// What an object has of the guest's budgets.
+#[derive(Clone, Debug, Default)]
+pub enum Holds {
+    /// Neither memory nor time.
+    #[default]
+    Nothing,
+    /// Memory of the card, together with its duplicates.
+    Video(Arc<Block>),
+    /// A channel group's time.
+    Time(Group),
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: u32,
+    holds: Holds,
+}
+
 /// The tree of every client of this process.
 #[derive(Debug, Default)]
 pub struct Objects {
-    parents: HashMap<(u32, u32), u32>,
+    nodes: HashMap<(u32, u32), Node>,
     /// How many objects each has below it: most that are freed have none.
     children: HashMap<(u32, u32), u32>,
     owners: HashMap<u32, u32>,
@@ -28,20 +51,40 @@ impl Objects {
     }
 
     /// `object` was made below `parent`.
-    pub fn made(&mut self, client: u32, object: u32, parent: u32) {
+    pub fn made(&mut self, client: u32, object: u32, parent: u32, holds: Holds) {
         self.forget(client, object);
-        self.parents.insert((client, object), parent);
+        self.nodes.insert((client, object), Node { parent, holds });
         *self.children.entry((client, parent)).or_default() += 1;
     }
 
-    fn forget(&mut self, client: u32, object: u32) {
-        let Some(parent) = self.parents.remove(&(client, object)) else { return };
+    fn forget(&mut self, client: u32, object: u32) -> Option<Holds> {
+        let Node { parent, holds } = self.nodes.remove(&(client, object))?;
         if let Entry::Occupied(mut count) = self.children.entry((client, parent)) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
             }
         }
+        Some(holds)
+    }
+
+    /// What an object holds; a duplicate holds the same.
+    pub fn holds(&self, client: u32, object: u32) -> Holds {
+        self.nodes.get(&(client, object)).map(|node| node.holds.clone()).unwrap_or_default()
+    }
+
+    /// The time of a channel group.
+    pub fn group(&mut self, client: u32, object: u32) -> Option<&mut Group> {
+        match &mut self.nodes.get_mut(&(client, object))?.holds {
+            Holds::Time(group) => Some(group),
+            _ => None,
+        }
+    }
+
+    /// Every channel group: client and object.
+    pub fn groups(&self) -> Vec<(u32, u32)> {
+        let groups = self.nodes.iter().filter(|(_, node)| matches!(node.holds, Holds::Time(_)));
+        groups.map(|(&name, _)| name).collect()
     }
 
     /// The file that `client` was made on.
@@ -51,48 +94,51 @@ impl Objects {
 
     /// Whether `object` was made and is not gone.
     pub fn knows(&self, client: u32, object: u32) -> bool {
-        self.parents.contains_key(&(client, object))
+        self.nodes.contains_key(&(client, object))
     }
 
     /// Whether freeing `freed` takes `object` along.
     pub fn goes_with(&self, client: u32, object: u32, freed: u32) -> bool {
-        let parents = |object: &u32| self.parents.get(&(client, *object)).copied();
+        let parents = |object: &u32| self.nodes.get(&(client, *object)).map(|node| node.parent);
         freed == client
             || std::iter::successors(Some(object), parents).take(MAX_DEPTH).any(|o| o == freed)
     }
 
-    /// `freed` is gone, and what went with it.
-    pub fn freed(&mut self, client: u32, freed: u32) {
+    /// `freed` is gone, and what went with it; the memory that they held.
+    pub fn freed(&mut self, client: u32, freed: u32) -> Vec<Arc<Block>> {
+        let gone: Vec<u32> = match freed == client || self.children.contains_key(&(client, freed)) {
+            true => self.below(client, freed),
+            false => vec![freed],
+        };
+        let held = gone.into_iter().filter_map(|object| self.forget(client, object));
+        let held = held.filter_map(|holds| match holds {
+            Holds::Video(block) => Some(block),
+            _ => None,
+        });
+        let held = held.collect();
         if freed == client {
             self.owners.remove(&client);
-            self.parents.retain(|&(owner, _), _| owner != client);
-            self.children.retain(|&(owner, _), _| owner != client);
-            return;
         }
-        if !self.children.contains_key(&(client, freed)) {
-            return self.forget(client, freed);
-        }
-        let gone: Vec<u32> = self
-            .parents
-            .keys()
-            .filter(|&&(owner, object)| owner == client && self.goes_with(client, object, freed))
-            .map(|&(_, object)| object)
-            .collect();
-        for object in gone {
-            self.forget(client, object);
-        }
+        held
     }
 
-    /// The clients of `file` are gone with it.
-    pub fn closed(&mut self, file: u32) {
+    /// What a free takes along, itself included.
+    fn below(&self, client: u32, freed: u32) -> Vec<u32> {
+        let own =
+            self.nodes.keys().filter(|(owner, _)| *owner == client).map(|(_, object)| *object);
+        own.filter(|&object| self.goes_with(client, object, freed)).collect()
+    }
+
+    /// The clients of `file` will go with it; the memory that they hold, which is RM's until
+    /// the file is closed.
+    #[must_use]
+    pub fn closed(&mut self, file: u32) -> Vec<Arc<Block>> {
         let clients: Vec<u32> = self
             .owners
             .iter()
             .filter_map(|(&client, &owner)| (owner == file).then_some(client))
             .collect();
-        for client in clients {
-            self.freed(client, client);
-        }
+        clients.into_iter().flat_map(|client| self.freed(client, client)).collect()
     }
 
     /// A call will make a client or an object; how many there are with it.
@@ -118,7 +164,7 @@ impl Objects {
 
     /// Clients and objects alive, for limits and tallies.
     pub fn count(&self) -> (usize, usize) {
-        (self.owners.len(), self.parents.len())
+        (self.owners.len(), self.nodes.len())
     }
 }
 
@@ -129,10 +175,10 @@ mod tests {
     fn tree() -> Objects {
         let mut objects = Objects::default();
         objects.client(1, 0x1_0001);
-        objects.made(1, 10, 1);
-        objects.made(1, 20, 10);
-        objects.made(1, 30, 20);
-        objects.made(1, 40, 10);
+        objects.made(1, 10, 1, Holds::Nothing);
+        objects.made(1, 20, 10, Holds::Nothing);
+        objects.made(1, 30, 20, Holds::Nothing);
+        objects.made(1, 40, 10, Holds::Nothing);
         objects
     }
 
@@ -153,7 +199,7 @@ mod tests {
         assert_eq!(objects.count(), (1, 2));
         objects.freed(1, 40);
         assert_eq!(objects.count(), (1, 1));
-        objects.closed(0x1_0001);
+        assert!(objects.closed(0x1_0001).is_empty());
         assert_eq!(objects.count(), (0, 0));
         assert!(objects.children.is_empty());
     }
@@ -161,8 +207,8 @@ mod tests {
     #[test]
     fn a_cycle_of_parents_ends() {
         let mut objects = Objects::default();
-        objects.made(1, 10, 11);
-        objects.made(1, 11, 10);
+        objects.made(1, 10, 11, Holds::Nothing);
+        objects.made(1, 11, 10, Holds::Nothing);
         assert!(!objects.goes_with(1, 10, 99));
     }
 }

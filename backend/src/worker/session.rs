@@ -9,13 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use nvguest_abi::FileKind;
 use zerocopy::FromBytes;
 
-use super::arena::{Arena, Extent};
+use super::arena::Arena;
+use super::exports::Kept;
 use super::mapping::{Armed, Mappings};
 use super::objects::Objects;
 use super::serve::Work;
 use super::share::Share;
+use super::slices::Slices;
 use super::start::{Process, Start};
 use super::upstream::Upstream;
+use super::video::Block;
 use super::watch::{Watch, Watcher};
 use crate::errno::Errno;
 use crate::host::{Host, HostFile};
@@ -41,8 +44,8 @@ pub struct GuestFile {
     pub watch: Watch,
     /// What the driver armed on it.
     pub armed: Mutex<Option<Armed>>,
-    /// Memory of the arena that RM has as long as the host's file is open.
-    pub keeps: Mutex<Vec<Arc<Extent>>>,
+    /// Memory that RM has as long as the host's file is open.
+    pub keeps: Mutex<Vec<Kept>>,
     host: Arc<dyn Host>,
     file: Option<HostFile>,
     order: Mutex<Order>,
@@ -96,7 +99,7 @@ impl GuestFile {
 
 impl Drop for GuestFile {
     fn drop(&mut self) {
-        // What it keeps of the arena goes after it, with the value's fields.
+        // What it keeps goes after it, with the value's fields.
         if let Some(file) = self.file.take() {
             self.host.close(file);
         }
@@ -121,6 +124,8 @@ pub struct Session {
     pub refusals: Mutex<Tally>,
     /// What is held of the guest's share.
     pub share: Share,
+    /// How long its channel groups have the card.
+    pub slices: Slices,
     /// How often something was done lately, by the guest and by this process.
     pub rates: (Arc<Rates>, Rates),
     page: Arc<SlotPage>,
@@ -154,6 +159,7 @@ impl Session {
             mappings: Mappings::new(Arc::clone(&upstream)),
             share: Share::new(Arc::clone(&upstream)),
             rates: (rates, Rates::own()?),
+            slices: Slices::new(start.weight)?,
             start,
             host,
             upstream,
@@ -268,9 +274,10 @@ impl Session {
         });
         self.mappings.release(file.handle);
         let mut objects = lock(&self.objects);
-        objects.closed(file.handle);
+        let blocks = objects.closed(file.handle).into_iter().map(Kept::Video);
+        lock(&file.keeps).extend(blocks);
         if let Some(arena) = &self.arena {
-            lock(&file.keeps).extend(arena.sweep(&objects));
+            lock(&file.keeps).extend(arena.sweep(&objects).into_iter().map(Kept::Range));
         }
         drop(objects);
         self.watcher.forget(file);
@@ -294,8 +301,8 @@ impl Session {
     }
 
     /// A duplicate of a file for another worker, whose guest process names it, and the memory
-    /// of the arena that was exported to it.
-    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind, Option<Arc<Extent>>), Errno> {
+    /// that was exported to it.
+    pub fn export(&self, handle: u32) -> Result<(OwnedFd, FileKind, Option<Kept>), Errno> {
         let file = self.file(handle).ok_or(Errno::EBADF)?;
         let exported = lock(&file.keeps).last().cloned();
         Ok((file.host().fd.as_fd().try_clone_to_owned()?, file.kind, exported))
@@ -307,8 +314,8 @@ pub struct Named<'a> {
     session: &'a Session,
     own: RefCell<Vec<Arc<GuestFile>>>,
     foreign: RefCell<Vec<OwnedFd>>,
-    /// Memory of the arena that a foreign file keeps.
-    kept: RefCell<Option<Arc<Extent>>>,
+    /// Memory that a foreign file keeps.
+    kept: RefCell<Option<Kept>>,
 }
 
 impl<'a> Named<'a> {
@@ -318,8 +325,8 @@ impl<'a> Named<'a> {
         Self { session, own, foreign, kept }
     }
 
-    /// Memory of the arena that was exported to the file that the call names.
-    pub fn exported(&self) -> Option<Arc<Extent>> {
+    /// Memory that was exported to the file that the call names.
+    pub fn exported(&self) -> Option<Kept> {
         let own = self.first().and_then(|file| lock(&file.keeps).last().cloned());
         own.or_else(|| self.kept.borrow().clone())
     }
@@ -334,9 +341,14 @@ impl<'a> Named<'a> {
         let upstream = &self.session.upstream;
         let mut answer = upstream.ask(Kind::Fetch, Outgoing { words, ..Outgoing::default() })?;
         let kind = u8::try_from(answer.words[1]).ok().and_then(FileKind::from_number);
-        if let (Some(arena), Some(at)) = (&self.session.arena, answer.words[2].checked_sub(1)) {
-            *self.kept.borrow_mut() = Some(Arc::new(arena.had(at, answer.words[3])?));
-        }
+        let [_, _, range, bytes] = answer.words;
+        let kept = match (&self.session.arena, range.checked_sub(1)) {
+            (Some(arena), Some(at)) => Some(Kept::Range(Arc::new(arena.had(at, bytes)?))),
+            // Counted here as well as there: either process may be the first to go.
+            (_, None) if bytes > 0 => Some(Kept::Video(Arc::new(Block::had(upstream, bytes)))),
+            _ => None,
+        };
+        *self.kept.borrow_mut() = kept;
         let (Some(kind), Some(fd)) = (kind, answer.fds.pop()) else { return Err(Errno::EBADF) };
         if kinds & kind.bit() == 0 {
             return Err(Errno::EINVAL);

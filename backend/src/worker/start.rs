@@ -10,6 +10,7 @@ use nvguest_abi::FileKind;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::budgets::VramMode;
 use crate::host::Node;
 use crate::transport::link::Message;
 use crate::transport::ring::Memory;
@@ -58,6 +59,10 @@ pub struct Start {
     pub own_disables: u64,
     /// No other guest's backend runs as this user.
     pub own_user: bool,
+    /// What the guest is shown of its budget of video memory.
+    pub vram_mode: VramMode,
+    /// The guest's share of the card's time.
+    pub weight: u32,
     /// The host's profile.
     pub compiled: Arc<Compiled>,
     /// The nodes at their positions among the guest's; `None` for what is no device.
@@ -79,6 +84,8 @@ struct Head {
     worker: u16,
     host: u8,
     own_user: u8,
+    weight: u32,
+    vram_mode: u8,
     compiled_len: u32,
 }
 
@@ -98,6 +105,8 @@ impl Start {
             worker: self.worker,
             host: self.host as u8,
             own_user: self.own_user.into(),
+            weight: self.weight,
+            vram_mode: self.vram_mode as u8,
             compiled_len: u32::try_from(compiled.len()).expect("INVARIANT: a profile is small"),
         };
         let mut payload = head.as_bytes().to_vec();
@@ -129,6 +138,11 @@ impl Start {
             disables: head.disables,
             own_disables: head.own_disables,
             own_user: head.own_user != 0,
+            vram_mode: match head.vram_mode {
+                1 => VramMode::Profile,
+                _ => VramMode::Limit,
+            },
+            weight: head.weight,
             compiled: Arc::new(Compiled::from_bytes(compiled)?),
             nodes: Arc::new(nodes),
         })
@@ -208,6 +222,8 @@ mod tests {
             disables: 200,
             own_disables: 50,
             own_user: true,
+            vram_mode: VramMode::Profile,
+            weight: 20,
             compiled: Arc::default(),
             nodes: Arc::new(vec![
                 None,
@@ -219,6 +235,7 @@ mod tests {
         let read = Start::decode(&message).unwrap();
         assert_eq!((read.worker, read.process), (start.worker, start.process));
         assert_eq!(read.arena_size, start.arena_size);
+        assert_eq!((read.vram_mode, read.weight), (start.vram_mode, start.weight));
         assert_eq!((read.nodes, read.compiled), (start.nodes, start.compiled));
     }
 }

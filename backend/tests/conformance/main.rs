@@ -11,9 +11,11 @@
 //! - `sandbox`: what the processes may not do
 //! - `limits`: what a guest may have
 //! - `floods`: a million of what is malformed, and nothing dies or grows
+//! - `budgets`: what it has of the card
 //! - `endurance`: many of anything leave nothing behind
 
 mod arena;
+mod budgets;
 mod calls;
 mod chains;
 mod common;

@@ -39,6 +39,10 @@ pub mod command {
     /// 128 bytes, and nothing to wait for.
     pub const ATTACHED_IDS: u32 = 0x201;
     pub const SET_TRIGGER_FIFO: u32 = 0x2080_0308;
+    pub const FB_GET_INFO: u32 = 0x2080_1301;
+    pub const FB_GET_INFO_V2: u32 = 0x2080_1303;
+    pub const SET_TIMESLICE: u32 = 0xa06c_0103;
+    pub const GET_TIMESLICE: u32 = 0xa06c_0104;
     pub const PREEMPT: u32 = 0xa06c_0105;
 }
 
@@ -214,6 +218,27 @@ impl Client {
         Ok(params[0])
     }
 
+    /// FB_GET_INFO_V2 of some indexes; the values, most of them in KiB.
+    pub fn fb_info<const N: usize>(&self, indexes: [u32; N]) -> Result<[u32; N]> {
+        let mut params = [0_u32; 257];
+        params[0] = N as u32;
+        for (entry, index) in params[1..].chunks_exact_mut(2).zip(indexes) {
+            entry[0] = index;
+        }
+        let bytes = params.as_mut_bytes();
+        check("FB_GET_INFO_V2", self.control(self.subdevice, command::FB_GET_INFO_V2, bytes)?)?;
+        Ok(std::array::from_fn(|at| params[2 + 2 * at]))
+    }
+
+    /// FB_GET_INFO of one index.
+    pub fn fb_info_one(&self, index: u32) -> Result<u32> {
+        let mut list = [index, 0];
+        let mut params = [1, pointer(list.as_mut_bytes())];
+        let bytes = params.as_mut_bytes();
+        check("FB_GET_INFO", self.control(self.subdevice, command::FB_GET_INFO, bytes)?)?;
+        Ok(list[1])
+    }
+
     /// RM_FREE.
     pub fn free(&self, parent: u32, handle: u32) -> Result<()> {
         let mut argument = Free { client: self.root, parent, handle, status: u32::MAX };
@@ -239,13 +264,18 @@ impl Client {
     /// VID_HEAP_CONTROL, `AllocSize`, of system memory with these bits of `NVOS32_ATTR`, as
     /// Vulkan allocates; what RM answers.
     pub fn heap(&self, attr: u32, size: u64) -> Result<Heap> {
+        // NVOS32_ATTR_LOCATION_PCI
+        self.heap_with(attr | 1 << 25, size)
+    }
+
+    /// The same of any memory; an attribute of 0 is video memory.
+    pub fn heap_with(&self, attr: u32, size: u64) -> Result<Heap> {
         let mut argument = Heap {
             client: self.root,
             parent: self.device,
             function: 2,
             owner: self.root,
-            // NVOS32_ATTR_LOCATION_PCI
-            attr: attr | 1 << 25,
+            attr,
             size,
             status: u32::MAX,
             ..Heap::default()

@@ -32,8 +32,8 @@ pub fn device(it: &Physical) {
 pub fn devices(all: &[Physical]) {
     for it in all {
         line(format_args!(
-            "{}  {}  {}  {}  Vulkan {}  {}",
-            it.index, it.name, it.kind, it.driver, it.vulkan, it.uuid
+            "{}  {}  {}  {}  Vulkan {}  {} MiB  {}",
+            it.index, it.name, it.kind, it.driver, it.vulkan, it.memory_mib, it.uuid
         ));
     }
 }

@@ -130,6 +130,8 @@ pub mod status {
     pub const OK: u32 = 0;
     /// `NV_ERR_INVALID_ARGUMENT`
     pub const INVALID_ARGUMENT: u32 = 0x1f;
+    /// `NV_ERR_NO_MEMORY`
+    pub const NO_MEMORY: u32 = 0x51;
 }
 
 /// Bits of an event's notify index.

@@ -59,6 +59,9 @@ struct Options {
     /// How much --hold keeps
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
+    /// Allocates video memory, so much at a time, until there is no more
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    fill: Option<u64>,
     /// Fires what no guest may do, and expects each refusal
     #[arg(long)]
     hostile: bool,
@@ -122,6 +125,9 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     }
     if let Some(count) = options.hold {
         modes.push(("hold", Box::new(move || modes::hold(card, seconds(count), options.size))));
+    }
+    if let Some(mib) = options.fill {
+        modes.push(("fill", Box::new(move || modes::fill(card, mib))));
     }
     let some_mode = !modes.is_empty();
     for (name, mode) in modes {

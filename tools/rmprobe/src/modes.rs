@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::abi::{class, control};
-use crate::rm::{self, wrong, Card, Client, Outcome, Place, Result, Session};
+use crate::abi::{class, control, status};
+use crate::rm::{self, wrong, Card, Client, Failure, Outcome, Place, Result, Session};
 
 /// Opens, allocates, maps, writes, unmaps and closes, `count` times.
 pub fn cycles(card: &Card, count: u64) -> Result<String> {
@@ -101,6 +101,33 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
         0 => Ok(format!("held {mib} MiB for {} s", time.as_secs())),
         words => wrong(format!("{words} words are not those written")),
     }
+}
+
+/// Allocates video memory, `mib` at a time, until RM has no more, and says what the card said of
+/// itself before and then. Ends with an error unless that was the reason.
+pub fn fill(card: &Card, mib: u64) -> Result<String> {
+    let session = Session::open(card)?;
+    let start = told(&session)?;
+    for count in 0_u64.. {
+        match session.memory(Place::Video, mib << 20) {
+            Ok(_) => {}
+            Err(Failure::Call { outcome: Outcome::Status(status::NO_MEMORY), .. }) => {
+                let full = told(&session)?;
+                return Ok(format!("{} MiB in steps of {mib}; {start}; then {full}", count * mib));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    unreachable!("no card has so much")
+}
+
+fn told(session: &Session) -> Result<String> {
+    // NV2080_CTRL_FB_INFO_INDEX_*
+    let indexes = [("ram", 7), ("total", 8), ("usable", 0x20), ("heap", 9), ("free", 0x16)];
+    let values = indexes.map(|(name, index)| {
+        session.fb_info(index).map(|kib| format!("{name} {} MiB", kib / 1024))
+    });
+    Ok(values.into_iter().collect::<Result<Vec<_>>>()?.join(", "))
 }
 
 /// Stays in one call for `time`: preempting a channel group that was never scheduled waits for its

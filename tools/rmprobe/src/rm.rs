@@ -342,6 +342,18 @@ impl Session {
         Ok(handle)
     }
 
+    /// What the card says of its memory: `NV2080_CTRL_FB_INFO_INDEX_*`; sizes are in KiB.
+    pub fn fb_info(&self, index: u8) -> Result<u32> {
+        let sizes = [1028, 460, 444, 436];
+        let client = &self.client;
+        let params =
+            client.control_of_size(self.subdevice, control::FB_INFO, &sizes, |params| {
+                params[0] = 1;
+                params[4] = index;
+            })?;
+        Ok(u32::from_le_bytes(params[8..12].try_into().expect("four bytes")))
+    }
+
     /// A new file that memory of this place is mapped through.
     pub fn map_file(&self, place: Place) -> Result<File> {
         match place {

@@ -93,6 +93,12 @@ impl SimCard {
     /// Bytes of video memory where nobody says otherwise.
     pub const DEFAULT_SIZE: u64 = super::identity::VIDEO_MEMORY;
 
+    /// The size that the environment asks for (`NVGUEST_SIM_MEMORY=1G`), or the default.
+    pub fn size_from_environment() -> u64 {
+        let asked = std::env::var("NVGUEST_SIM_MEMORY").ok();
+        asked.and_then(|text| crate::limits::amount(&text)).unwrap_or(Self::DEFAULT_SIZE)
+    }
+
     /// Makes a card with `size` bytes of video memory; pages cost memory once they are touched.
     /// Duplicates of the descriptor go to the workers. The file can neither shrink nor grow.
     pub fn create(size: u64) -> io::Result<OwnedFd> {

@@ -1,6 +1,7 @@
 //! Clients and their objects: a tree under each client, as RM's resource server keeps it.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
@@ -44,6 +45,9 @@ pub const CHANNEL_GROUP: u32 = 0xa06c;
 /// `HOPPER_CHANNEL_GPFIFO_A`
 pub const CHANNEL: u32 = 0xc86f;
 
+/// `kfifoChannelGroupGetDefaultTimeslice_GV100`
+const DEFAULT_SLICE_US: u64 = 1024;
+
 const fn class(number: u32, size: usize, required: bool, parents: &'static [u32]) -> Class {
     Class { number, size, required, parents }
 }
@@ -83,12 +87,15 @@ pub struct Object {
     pub memory: Option<Arc<Memory>>,
     /// The number of its channel, if it is one.
     pub channel: Option<u32>,
+    /// The time slice, in µs, of a channel group.
+    pub slice: Option<Arc<AtomicU64>>,
 }
 
 impl Object {
     /// One without memory.
     pub fn plain(class: u32, parent: u32) -> Self {
-        Self { class, parent, memory: None, channel: None }
+        let slice = (class == CHANNEL_GROUP).then(|| Arc::new(DEFAULT_SLICE_US.into()));
+        Self { class, parent, memory: None, channel: None, slice }
     }
 }
 

@@ -1,5 +1,6 @@
 //! RM_CONTROL: the methods that objects have here, by command.
 
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,6 +38,9 @@ const fn method(
     Method { command, classes, size, run }
 }
 
+/// Its entries are elsewhere: `Call::fb_info_elsewhere` runs it.
+const FB_GET_INFO: u32 = 0x2080_1301;
+
 const ROOT: &[u32] = &[client::CLIENT];
 const SUB: &[u32] = &[client::SUBDEVICE];
 const CHANNEL: &[u32] = &[client::CHANNEL];
@@ -64,11 +68,14 @@ const METHODS: &[Method] = &[
     method(0x2080_0308, SUB, 4, trigger_fifo),
     // TIMER_GET_TIME
     method(0x2080_0403, SUB, 8, get_time),
-    // FB_GET_INFO_V2, BUS_GET_PCI_INFO
+    // FB_GET_INFO, FB_GET_INFO_V2, BUS_GET_PCI_INFO
+    method(FB_GET_INFO, SUB, 16, nothing),
     method(0x2080_1303, SUB, 1028, fb_info),
     method(0x2080_1801, SUB, 16, bus_pci_info),
-    // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, PREEMPT
+    // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, SET_TIMESLICE, GET_TIMESLICE, PREEMPT
     method(0xa06c_0101, GROUP, 3, nothing),
+    method(0xa06c_0103, GROUP, 8, set_slice),
+    method(0xa06c_0104, GROUP, 8, get_slice),
     method(0xa06c_0105, GROUP, 8, preempt),
     // NVA06F_CTRL_CMD_GPFIFO_SCHEDULE
     method(0xa06f_0103, CHANNEL, 3, nothing),
@@ -110,7 +117,22 @@ impl Call<'_, '_> {
         if size == 0 {
             return (method.run)(&on, &mut []);
         }
+        if method.command == FB_GET_INFO {
+            return self.fb_info_elsewhere(&on, argument.params);
+        }
         (method.run)(&on, self.follow(argument.params, size, "control parameters at")?)
+    }
+}
+
+impl Call<'_, '_> {
+    /// FB_GET_INFO: a number of entries, and a pointer to them.
+    fn fb_info_elsewhere(&mut self, on: &On<'_>, params: u64) -> Result<u32, Errno> {
+        let params = self.follow(params, 16, "control parameters at")?;
+        let (count, at) = (get_u32(params, 0) as usize, get_u64(params, 8));
+        if count == 0 || count > 128 || at == 0 {
+            return Ok(status::INVALID_ARGUMENT);
+        }
+        fb_entries(on, self.follow(at, count * 8, "a list at")?)
     }
 }
 
@@ -120,6 +142,10 @@ fn put_u32(params: &mut [u8], at: usize, value: u32) {
 
 fn get_u32(params: &[u8], at: usize) -> u32 {
     params[at..at + 4].iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte))
+}
+
+fn get_u64(params: &[u8], at: usize) -> u64 {
+    u64::from(get_u32(params, at + 4)) << 32 | u64::from(get_u32(params, at))
 }
 
 fn nothing(_: &On<'_>, _: &mut [u8]) -> Result<u32, Errno> {
@@ -255,10 +281,14 @@ fn fb_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     if count > 128 {
         return Ok(status::INVALID_ARGUMENT);
     }
+    fb_entries(on, &mut params[4..4 + count * 8])
+}
+
+fn fb_entries(on: &On<'_>, list: &mut [u8]) -> Result<u32, Errno> {
     let usage = on.inner.card.usage()?;
     let kib = |bytes: u64| u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
-    for at in (0..count).map(|index| 4 + index * 8) {
-        let value = match get_u32(params, at) {
+    for at in (0..list.len() / 8).map(|index| index * 8) {
+        let value = match get_u32(list, at) {
             // BAR1, RAM, total RAM, heap, mappable heap, BAR1 available, usable RAM
             0x5 | 0x7 | 0x8 | 0x9 | 0xa | 0x1d | 0x20 => kib(usage.total),
             // Free heap, largest free region, largest free part of BAR1
@@ -268,8 +298,29 @@ fn fb_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
             0..=0x3a => 0,
             _ => return Ok(status::INVALID_ARGUMENT),
         };
-        put_u32(params, at + 4, value);
+        put_u32(list, at + 4, value);
     }
+    Ok(status::OK)
+}
+
+/// What the card does is said, for tests to see past what a worker tells its guest.
+fn set_slice(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(slice) = &on.object.slice else { return Ok(status::INVALID_ARGUMENT) };
+    let us = get_u64(params, 0);
+    if us == 0 {
+        return Ok(status::INVALID_ARGUMENT);
+    }
+    if on.inner.options.keep_slices {
+        return Ok(status::NOT_SUPPORTED);
+    }
+    slice.store(us, Ordering::Relaxed);
+    tracing::debug!("simulated card: group {:#x} has {us} us at a time", on.handle);
+    Ok(status::OK)
+}
+
+fn get_slice(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(slice) = &on.object.slice else { return Ok(status::INVALID_ARGUMENT) };
+    params[..8].copy_from_slice(&slice.load(Ordering::Relaxed).to_le_bytes());
     Ok(status::OK)
 }
 

@@ -88,18 +88,22 @@ pub struct SimOptions {
     /// Whether PREEMPT of a channel group with a time-out of [`CRASH_US`] ends this process by
     /// SIGABRT, to test what a dead worker leaves behind.
     pub crash_on_request: bool,
+    /// Whether SET_TIMESLICE is refused.
+    pub keep_slices: bool,
 }
 
 impl SimOptions {
     /// Those that the environment of the broker, which its workers inherit, asks for:
     /// `NVGUEST_SIM_KEEP_MEMORY=1` hands out video memory as its last owner left it,
-    /// `NVGUEST_SIM_CRASH=1` lets a guest crash its worker.
+    /// `NVGUEST_SIM_CRASH=1` lets a guest crash its worker, `NVGUEST_SIM_KEEP_SLICES=1` refuses
+    /// time slices.
     pub fn from_environment(release: &str) -> Self {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
         Self {
             release: release.into(),
             clear_video_memory: !set("NVGUEST_SIM_KEEP_MEMORY"),
             crash_on_request: set("NVGUEST_SIM_CRASH"),
+            keep_slices: set("NVGUEST_SIM_KEEP_SLICES"),
         }
     }
 }
@@ -113,6 +117,7 @@ impl Default for SimOptions {
             release: identity::RELEASE.into(),
             clear_video_memory: true,
             crash_on_request: false,
+            keep_slices: false,
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Physical {
     pub driver: String,
     /// The version of Vulkan that it speaks.
     pub vulkan: String,
+    /// MiB of its own memory: of its largest heap that is device-local.
+    pub memory_mib: u64,
     /// Its UUID, as `nvidia-smi -L` writes it after `GPU-`.
     pub uuid: String,
     #[serde(skip)]
@@ -109,11 +111,21 @@ impl Instance {
                 vk::api_version_minor(version),
                 vk::api_version_patch(version)
             ),
+            memory_mib: self.local_memory(raw) >> 20,
             uuid: uuid(&ids.device_uuid),
             raw,
             extensions: extensions.iter().map(|it| text(it.extension_name_as_c_str())).collect(),
             nanoseconds_per_tick: f64::from(core.limits.timestamp_period),
         })
+    }
+
+    /// Bytes of the device's largest heap of its own.
+    fn local_memory(&self, raw: vk::PhysicalDevice) -> u64 {
+        // SAFETY: the device is the instance's.
+        let memory = unsafe { self.raw.get_physical_device_memory_properties(raw) };
+        let heaps = memory.memory_heaps_as_slice().iter();
+        let own = heaps.filter(|heap| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+        own.map(|heap| heap.size).max().unwrap_or(0)
     }
 }
 
@@ -218,6 +230,7 @@ mod tests {
             kind,
             driver: String::new(),
             vulkan: String::new(),
+            memory_mib: 0,
             uuid: uuid(&bytes),
             raw: vk::PhysicalDevice::null(),
             extensions: Vec::new(),

@@ -172,18 +172,7 @@ fn uuid(card: &Card) -> Result<String> {
 fn memory_size(card: &Card) -> Result<String> {
     // NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE, in KiB
     const TOTAL_RAM_SIZE: u8 = 8;
-    let session = Session::open(card)?;
-    let params = session.client.control_of_size(
-        session.subdevice,
-        control::FB_INFO,
-        &[1028, 436],
-        |params| {
-            params[0] = 1;
-            params[4] = TOTAL_RAM_SIZE;
-        },
-    )?;
-    let kib = u32::from_le_bytes(params[8..12].try_into().expect("four bytes"));
-    match kib {
+    match Session::open(card)?.fb_info(TOTAL_RAM_SIZE)? {
         0 => wrong("the card has no memory"),
         kib => Ok(format!("{} MiB", kib / 1024)),
     }
