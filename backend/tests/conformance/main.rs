@@ -10,8 +10,10 @@
 //! - `vmm`: what the VMM sets up and takes away
 //! - `sandbox`: what the processes may not do
 //! - `limits`: what a guest may have
+//! - `admin`: what an admin asks and sets, and the same in metrics
 //! - `endurance`: many of anything leave nothing behind
 
+mod admin;
 mod arena;
 mod calls;
 mod chains;
