@@ -3,13 +3,14 @@
 //!
 //! `cargo bench -p vhost-user-nvguest --bench admin`
 
+use std::hint::black_box;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use criterion::{black_box, criterion_group, criterion_main, Criterion};
+use criterion::Criterion;
 use nvguest_frontend::backend::Backend;
 use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Guest, Options};
@@ -72,9 +73,10 @@ fn scrape(c: &mut Criterion) {
     println!("a scrape is {} bytes", text.len());
 }
 
-criterion_group! {
-    name = admin;
-    config = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(3));
-    targets = tally, scrape
+fn main() {
+    let criterion = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(3));
+    let mut criterion = criterion.configure_from_args();
+    tally(&mut criterion);
+    scrape(&mut criterion);
+    criterion.final_summary();
 }
-criterion_main!(admin);
