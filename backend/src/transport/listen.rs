@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use nix::fcntl::{fcntl, FcntlArg, Flock, FlockArg};
+use nix::fcntl::{fcntl, FcntlArg, FdFlag, Flock, FlockArg};
 use nix::sys::stat::{umask, Mode};
 use nix::unistd::{chown, Gid, Group};
 
@@ -104,6 +104,9 @@ pub fn inherited(fd: RawFd) -> Result<UnixListener> {
     let seen = unsafe { BorrowedFd::borrow_raw(fd) };
     fcntl(seen, FcntlArg::F_GETFD)
         .with_context(|| format!("--fd {fd} is not an open descriptor"))?;
+    // systemd's stay open over exec, and no worker is to have this one.
+    fcntl(seen, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))
+        .with_context(|| format!("Keeping --fd {fd} to ourselves failed"))?;
     // SAFETY: the caller gave us this descriptor, and nothing else here uses it.
     Ok(UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
