@@ -100,7 +100,7 @@ fn serve_guest(args: &Args) -> Result<()> {
     }
     let (connection, _) = sockets.guest.accept().context("Waiting for the VMM failed")?;
     let outcome = broker.serve(connection);
-    tracing::info!(status = %admin::status(&broker), "the guest is gone");
+    tracing::info!(status = %admin::summary(&broker), "the guest is gone");
     remove(&broker);
     outcome
 }
