@@ -19,7 +19,9 @@ use crate::sandbox::Mode;
 ///   -chardev socket,id=nv,path=SOCKET
 ///   -device vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs=34,vq_size=256,config_size=64
 ///
-/// Beside the socket lies SOCKET.pid, locked while this serves.
+/// Beside the socket lies SOCKET.pid, locked while this serves. With --name the sockets are
+/// vhost.sock and admin.sock in nvguest/NAME under $XDG_RUNTIME_DIR, or under /run without it;
+/// there `nvguest list` finds them.
 ///
 /// Exit status: 0 the guest is gone, 1 something failed, 2 the command line is wrong,
 /// 78 no profile fits the host's driver release.
@@ -27,6 +29,10 @@ use crate::sandbox::Mode;
 #[command(name = "vhost-user-nvguest", version, verbatim_doc_comment)]
 #[command(group(ArgGroup::new("listen").args(["socket_path", "fd"])))]
 pub struct Args {
+    /// What admins call the guest: letters, digits, '.', '_' and '-'.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub name: Option<String>,
+
     /// Listen on this Unix socket; it is removed at the end.
     #[arg(long, value_name = "PATH")]
     pub socket_path: Option<PathBuf>,
@@ -78,9 +84,18 @@ pub struct Args {
     #[arg(long, value_name = "US", default_value_t = 30)]
     pub poll_us: u32,
 
-    /// Answer admins on this Unix socket with the state of the guest, as JSON.
+    /// Answer root and this user on this Unix socket, as `nvguest` asks.
     #[arg(long, value_name = "PATH")]
     pub admin_socket: Option<PathBuf>,
+
+    /// Answer scrapes of Prometheus on this Unix socket (OpenMetrics over HTTP).
+    #[arg(long, value_name = "PATH")]
+    pub metrics_socket: Option<PathBuf>,
+
+    /// Write the same to this file every 10 s, whole each time, readable for all: for
+    /// node_exporter's textfile collector. It is removed at the end.
+    #[arg(long, value_name = "PATH")]
+    pub metrics_file: Option<PathBuf>,
 
     /// Let root, or a user with CAP_SYS_ADMIN, start this. It gives up every capability at once,
     /// so RM takes guests for ordinary callers and not for administrators; what stays open is
@@ -147,6 +162,10 @@ pub struct Args {
     /// A file that the starter removes in the end.
     #[arg(long, hide = true, requires = "starter")]
     pub leftover: Vec<PathBuf>,
+
+    /// The file that the starter writes metrics to.
+    #[arg(long, hide = true, requires = "starter")]
+    pub publish: Option<PathBuf>,
 }
 
 /// Which driver answers.
@@ -216,6 +235,16 @@ impl From<CapabilityName> for Capability {
     }
 }
 
+/// A guest's name, which is that of a folder too.
+fn name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if text.is_empty() || text.len() > 64 || text.starts_with(['.', '-']) || !text.chars().all(fits)
+    {
+        return Err("a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with neither '.' nor '-'".into());
+    }
+    Ok(text.to_owned())
+}
+
 /// A window's size: a power of two from 1 MiB on, with an optional binary suffix.
 fn size(text: &str) -> Result<u64, String> {
     let size = amount(text).ok_or_else(|| format!("{text:?} is not a size, e.g. 64G"))?;
@@ -255,6 +284,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_name_leaves_its_folder_alone() {
+        assert_eq!(name("web-1.a_b").as_deref(), Ok("web-1.a_b"));
+        for text in ["", ".", "..", "../a", "a/b", "-a", "a b", &"a".repeat(65)] {
+            assert!(name(text).is_err(), "{text}");
+        }
     }
 
     #[test]

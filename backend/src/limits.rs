@@ -5,6 +5,9 @@
 #![forbid(unsafe_code)]
 
 use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use crate::sync::lock;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,12 @@ impl Limits {
         self.process[resource as usize].min(self.guest(resource))
     }
 
+    fn set_text(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let amount = amount(value)
+            .ok_or_else(|| format!("{value:?} is no amount for {key}; give a number like 8G"))?;
+        self.set(key, amount).ok_or_else(|| format!("{key:?} is no limit; {}", keys()))
+    }
+
     fn set(&mut self, key: &str, value: u64) -> Option<()> {
         if key == "processes" {
             self.processes = usize::try_from(value).ok()?;
@@ -109,6 +118,56 @@ impl Limits {
     }
 }
 
+/// The limits of one guest as they are now: an admin changes them while it runs.
+#[derive(Debug, Default)]
+pub struct Live(Mutex<Limits>);
+
+impl Live {
+    /// What holds until somebody changes it.
+    pub fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(limits)))
+    }
+
+    /// All of them.
+    pub fn now(&self) -> Limits {
+        *lock(&self.0)
+    }
+
+    /// What all processes of the guest have together.
+    pub fn guest(&self, resource: Resource) -> u64 {
+        lock(&self.0).guest(resource)
+    }
+
+    /// What one process has.
+    pub fn process(&self, resource: Resource) -> u64 {
+        lock(&self.0).process(resource)
+    }
+
+    /// Changes all that is named, or nothing. What is held beyond a new limit stays held.
+    pub fn set<'a>(
+        &self,
+        pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), String> {
+        let mut limits = lock(&self.0);
+        let mut wanted = *limits;
+        pairs.into_iter().try_for_each(|(key, value)| wanted.set_text(key, value))?;
+        *limits = wanted;
+        Ok(())
+    }
+}
+
+/// Since when a changed limit holds.
+pub fn effect(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Files | Resource::Requests | Resource::Bytes => "at once",
+        Resource::Clients | Resource::Objects | Resource::Window => "at once",
+        // A worker is told its share when it starts; the window itself is asked each time.
+        Resource::Placements => "at once if lower, else for processes that start later",
+        Resource::Lines | Resource::Disables => "for processes that start later",
+        Resource::Arena => "when the backend is started again",
+    }
+}
+
 /// `KEY=VALUE,…`: what is not named keeps its default.
 impl FromStr for Limits {
     type Err = String;
@@ -117,8 +176,7 @@ impl FromStr for Limits {
         let mut limits = Self::default();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?} has no ="))?;
-            let value = amount(value).ok_or_else(|| format!("{value:?} is no amount"))?;
-            limits.set(key, value).ok_or_else(|| format!("{key:?} is no limit; {}", keys()))?;
+            limits.set_text(key, value)?;
         }
         Ok(limits)
     }
@@ -159,6 +217,16 @@ mod tests {
         assert_eq!(limits.process(Resource::Bytes), 2 << 20);
         assert_eq!(limits.guest(Resource::Objects), TABLE[Resource::Objects as usize].guest);
         assert_eq!("".parse(), Ok(Limits::default()));
+    }
+
+    #[test]
+    fn limits_change_all_together_or_not_at_all() {
+        let live = Live::new("files=10".parse().unwrap());
+        live.set([("files", "20"), ("process-bytes", "1M")]).unwrap();
+        assert_eq!(live.guest(Resource::Files), 20);
+        let error = live.set([("files", "30"), ("fils", "1")]).unwrap_err();
+        assert!(error.contains("fils"), "{error}");
+        assert_eq!(live.guest(Resource::Files), 20);
     }
 
     #[test]

@@ -26,9 +26,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use nix::fcntl::Flock;
 use nix::sys::signal::{SigSet, Signal};
+use sd_notify::NotifyState;
 
 use vhost_user_nvguest::args::{Args, HostChoice};
-use vhost_user_nvguest::broker::{admin, nodes::Nodes, Broker, Settings};
+use vhost_user_nvguest::broker::{admin, metrics, nodes::Nodes, Broker, Settings};
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::SimCard;
 use vhost_user_nvguest::limits::Resource;
@@ -79,7 +80,11 @@ fn serve_guest(args: &Args) -> Result<()> {
     let sockets = Sockets::open(args)?;
     privileges::leave_network();
     privileges::give_up()?;
-    let starter = Starter::launch(args.sandbox, &plan(&settings, sockets.files.clone()))?;
+    let mut plan = plan(&settings, sockets.files.clone());
+    plan.publish.clone_from(&args.metrics_file);
+    let starter = Starter::launch(args.sandbox, &plan)?;
+    // Whoever waits for us may start the VMM: it can connect. From here on no socket is made.
+    sd_notify::notify(&[NotifyState::Ready]).context("Telling systemd failed")?;
     let state = sandbox::broker(args.sandbox)?;
     let broker = Broker::new(settings, starter, state)?;
     log::limit(&broker.rates, args.limits.guest(Resource::Lines));
@@ -87,9 +92,15 @@ fn serve_guest(args: &Args) -> Result<()> {
     if let Some(listener) = sockets.admin {
         admin::start(&broker, listener)?;
     }
+    if let Some(listener) = sockets.metrics {
+        metrics::serve(&broker, listener)?;
+    }
+    if args.metrics_file.is_some() {
+        metrics::keep_file(&broker)?;
+    }
     let (connection, _) = sockets.guest.accept().context("Waiting for the VMM failed")?;
     let outcome = broker.serve(connection);
-    tracing::info!(status = %admin::status(&broker), "the guest is gone");
+    tracing::info!(status = %admin::summary(&broker), "the guest is gone");
     remove(&broker);
     outcome
 }
@@ -97,7 +108,8 @@ fn serve_guest(args: &Args) -> Result<()> {
 /// Starts workers, for a broker on standard input.
 fn serve_broker(args: Args) -> Result<()> {
     let link = std::io::stdin().as_fd().try_clone_to_owned()?;
-    starter::run(link, args.sandbox, &Plan { nodes: args.node, leftovers: args.leftover })
+    let plan = Plan { nodes: args.node, leftovers: args.leftover, publish: args.publish };
+    starter::run(link, args.sandbox, &plan)
 }
 
 /// One guest process, for a broker on standard input.
@@ -154,6 +166,7 @@ fn settings(args: &Args) -> Result<Settings> {
         limits: args.limits,
         budgets: args.budgets(),
         own_user: args.own_user,
+        name: args.name.clone(),
     })
 }
 
@@ -182,13 +195,14 @@ fn plan(settings: &Settings, leftovers: Vec<PathBuf>) -> Plan {
         HostKind::Nvidia => nodes.map(|node| PathBuf::from(&node.path)).collect(),
         HostKind::Sim => Vec::new(),
     };
-    Plan { nodes, leftovers }
+    Plan { nodes, leftovers, publish: None }
 }
 
 /// Where this backend listens, and the files of it.
 struct Sockets {
     guest: UnixListener,
     admin: Option<UnixListener>,
+    metrics: Option<UnixListener>,
     files: Vec<PathBuf>,
     _pid: Option<Flock<File>>,
 }
@@ -196,8 +210,16 @@ struct Sockets {
 impl Sockets {
     fn open(args: &Args) -> Result<Self> {
         let group = args.socket_group.as_deref().map(listen::group).transpose()?;
+        let named = args.name.as_deref().map(|name| listen::folder(name, group)).transpose()?;
+        let default = |path: &Option<PathBuf>, file: &str| {
+            path.clone().or_else(|| named.as_ref().map(|folder| folder.join(file)))
+        };
+        let own = args.socket_path.clone().or_else(|| match args.fd {
+            Some(_) => None,
+            None => default(&None, "vhost.sock"),
+        });
         let mut files = Vec::new();
-        let (guest, pid) = match (&args.socket_path, args.fd) {
+        let (guest, pid) = match (&own, args.fd) {
             (Some(path), _) => {
                 let pid_path = listen::pid_path(path);
                 let pid = listen::pid_file(&pid_path)?;
@@ -207,14 +229,20 @@ impl Sockets {
             }
             (None, Some(fd)) => (listen::inherited(fd)?, None),
             (None, None) => {
-                let missing = "where to listen is missing: give --socket-path or --fd";
+                let missing = "where to listen is missing: give --name, --socket-path or --fd";
                 Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit()
             }
         };
-        let admin = args.admin_socket.as_deref();
-        files.extend(admin.map(Path::to_owned));
-        let admin = admin.map(|path| listen::bind(path, group)).transpose()?;
-        Ok(Self { guest, admin, files, _pid: pid })
+        let admin = default(&args.admin_socket, "admin.sock");
+        // Not the group's: who can ask can also change what the guest may have.
+        let listener = admin.as_deref().map(|path| listen::bind(path, None)).transpose()?;
+        let metrics = args.metrics_socket.as_deref();
+        let scraped = metrics.map(|path| listen::bind(path, group)).transpose()?;
+        files.extend(admin);
+        files.extend(
+            [metrics, args.metrics_file.as_deref()].into_iter().flatten().map(PathBuf::from),
+        );
+        Ok(Self { guest, admin: listener, metrics: scraped, files, _pid: pid })
     }
 }
 

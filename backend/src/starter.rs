@@ -1,21 +1,26 @@
 //! The process that starts workers, because the broker itself can open and run nothing.
 //!
-//! It is the same binary, started by the broker before that confines itself, and hears two
-//! words of it: start a worker, and remove the sockets. Nothing of a guest reaches it. A
+//! It is the same binary, started by the broker before that confines itself, and hears three
+//! words of it: start a worker, remove the sockets, and write the metrics file. Nothing of a
+//! guest reaches it but the counts in that. A
 //! domain of Landlock is inherited, so the broker's own could only be as narrow as a
 //! worker's; threads of one process share memory, so a wider thread in the broker would
 //! be no border.
 #![forbid(unsafe_code)]
 
-use std::io::{self, IoSlice};
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, IoSlice, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
 use anyhow::{Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::socket::{
     sendmsg, socketpair, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType,
 };
@@ -25,9 +30,13 @@ use crate::sync::lock;
 use crate::transport::link::receive_some;
 use crate::transport::process::Process;
 
-/// What the broker says: start a worker, remove what is left over.
+/// What the broker says: start a worker, remove what is left over, write the metrics that
+/// are in the memory file which comes along.
 const START: u8 = b's';
 const REMOVE: u8 = b'r';
+const PUBLISH: u8 = b'p';
+/// Bytes of metrics at most.
+const MAX_METRICS: u64 = 1 << 20;
 /// An answer: an errno or 0, and a pid.
 const ANSWER: usize = 8;
 
@@ -59,6 +68,9 @@ impl Starter {
         for file in &plan.leftovers {
             command.arg("--leftover").arg(file);
         }
+        if let Some(file) = &plan.publish {
+            command.arg("--publish").arg(file);
+        }
         command.spawn().context("Starting the starter failed")?;
         Ok(Self(Mutex::new(ours)))
     }
@@ -71,7 +83,7 @@ impl Starter {
 
     /// Starts a worker.
     pub fn start(&self) -> io::Result<Started> {
-        let (pid, fds) = self.ask(START)?;
+        let (pid, fds) = self.ask(START, &[])?;
         let [link, process]: [OwnedFd; 2] =
             fds.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Started { pid, process: Process::from_fd(process), link: link.into() })
@@ -79,12 +91,19 @@ impl Starter {
 
     /// Removes what this backend would leave over.
     pub fn remove(&self) -> io::Result<()> {
-        self.ask(REMOVE).map(drop)
+        self.ask(REMOVE, &[]).map(drop)
     }
 
-    fn ask(&self, word: u8) -> io::Result<(i32, Vec<OwnedFd>)> {
+    /// Writes the metrics file.
+    pub fn publish(&self, text: &[u8]) -> io::Result<()> {
+        let memory = File::from(memfd_create(c"nvguest-metrics", MFdFlags::MFD_CLOEXEC)?);
+        (&memory).write_all(text)?;
+        self.ask(PUBLISH, &[memory.as_raw_fd()]).map(drop)
+    }
+
+    fn ask(&self, word: u8, with: &[RawFd]) -> io::Result<(i32, Vec<OwnedFd>)> {
         let starter = lock(&self.0);
-        send(&starter, &[word], &[])?;
+        send(&starter, &[word], with)?;
         let mut answer = [0; ANSWER];
         let mut fds = Vec::new();
         let length = receive_some(&*starter, &mut answer, &mut fds)?;
@@ -113,13 +132,15 @@ pub fn run(link: OwnedFd, mode: Mode, plan: &Plan) -> Result<()> {
     loop {
         wait(&link, &mut children)?;
         let mut word = [0];
-        let length = receive_some(&link, &mut word, &mut Vec::new());
+        let mut fds = Vec::new();
+        let length = receive_some(&link, &mut word, &mut fds);
         if length.context("Reading from the broker failed")? == 0 {
             return Ok(());
         }
         let outcome = match word[0] {
             START => start_worker(mode, &mut children),
             REMOVE => remove(plan).map(|()| (0, Vec::new())),
+            PUBLISH => publish(plan, fds).map(|()| (0, Vec::new())),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         };
         answer(&link, outcome).context("Answering the broker failed")?;
@@ -186,6 +207,31 @@ fn remove(plan: &Plan) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Writes the metrics beside their file first: who reads finds a whole one.
+fn publish(plan: &Plan, mut fds: Vec<OwnedFd>) -> io::Result<()> {
+    let (Some(path), Some(memory)) = (&plan.publish, fds.pop()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mut text = Vec::new();
+    let mut memory = File::from(memory);
+    memory.rewind()?;
+    memory.take(MAX_METRICS).read_to_end(&mut text)?;
+    let new = beside(path);
+    let _ = std::fs::remove_file(&new);
+    // Landlock lets us write there, not read.
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(&text)?;
+    std::fs::rename(&new, path)
+}
+
+/// Where metrics are written before they are whole; collectors read `*.prom` only.
+fn beside(path: &Path) -> PathBuf {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    new.into()
 }
 
 fn answer(link: &OwnedFd, outcome: io::Result<(i32, Vec<OwnedFd>)>) -> io::Result<()> {

@@ -36,9 +36,10 @@ await() {
 field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" | head -1; }
 # What the backend counted so far, as JSON.
 status() {
-  python3 -c 'import socket, sys
+  python3 -c 'import json, socket, sys
 s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
-while (b := s.recv(65536)): sys.stdout.write(b.decode())' "$work/admin"
+s.sendall(b"{\"schema\":1,\"request\":\"status\"}\n")
+print(json.dumps(json.load(s.makefile())["answer"]))' "$work/admin"
 }
 # Nanoseconds of processor time that the threads of processes had.
 spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {printf "%.0f", n}'; }

@@ -23,7 +23,7 @@ pub struct TestArgs {
     guests: Option<String>,
 
     /// How long each fuzz target runs; 0 leaves them out
-    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     fuzz_seconds: u64,
 }
 

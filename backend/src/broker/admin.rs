@@ -1,20 +1,58 @@
-//! What an admin can ask: one JSON object for each connection of the admin socket.
+//! What an admin can ask and set: a request and its answer, each one line of JSON, for each
+//! connection of the admin socket.
+//!
+//! ```text
+//! → {"schema":1,"request":"status"}
+//! ← {"schema":1,"answer":{…}}                     the fields of `Report`
+//! → {"schema":1,"request":"limits"}               add "set":{"files":"100"} to change some
+//! ← {"schema":1,"answer":{"processes":256,"limits":{"files":{"guest":100,…},…}}}
+//! → {"schema":1,"request":"metrics"}
+//! ← {"schema":1,"answer":"# HELP …"}
+//! ← {"schema":1,"error":"what failed, and what to do"}
+//! ```
+//!
+//! Whoever asks is this process's user or root: the socket is nobody else's, and the kernel
+//! says who connected.
+#![forbid(unsafe_code)]
 
-use std::io::Write;
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::Deserialize;
 use serde_json::{json, Map, Value};
 
+use super::metrics;
+use super::report::Report;
 use super::Broker;
-use crate::wire::Kind;
+use crate::budgets::{NO_BUDGET, WEIGHTS};
+use crate::limits::{amount, effect, TABLE};
 
-/// Version of the object's shape.
-const SCHEMA: u32 = 1;
-/// A client that does not read for so long is dropped.
+/// Version of requests and answers.
+pub const SCHEMA: u64 = 1;
+/// A client that does not ask or read for so long is dropped.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes of a request at most.
+const MAX_REQUEST: u64 = 64 << 10;
+
+/// A request.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "request", rename_all = "lowercase")]
+enum Request {
+    /// The state of the guest.
+    Status,
+    /// What the guest may have; changes what is named first.
+    Limits {
+        #[serde(default)]
+        set: BTreeMap<String, String>,
+    },
+    /// The state of the guest as Prometheus has it.
+    Metrics,
+}
 
 /// Starts the thread that answers on `listener`.
 pub fn start(broker: &Arc<Broker>, listener: UnixListener) -> Result<()> {
@@ -24,7 +62,7 @@ pub fn start(broker: &Arc<Broker>, listener: UnixListener) -> Result<()> {
         .stack_size(256 << 10)
         .spawn(move || {
             for client in listener.incoming().flatten() {
-                if let Err(error) = answer(&broker, client) {
+                if let Err(error) = serve(&broker, &client) {
                     tracing::debug!(%error, "an admin's question went unanswered");
                 }
             }
@@ -33,91 +71,125 @@ pub fn start(broker: &Arc<Broker>, listener: UnixListener) -> Result<()> {
     Ok(())
 }
 
-fn answer(broker: &Broker, mut client: UnixStream) -> std::io::Result<()> {
+/// The state of the guest in a line of the log, which has no room for every bucket.
+pub fn summary(broker: &Broker) -> Value {
+    let mut status = json!(Report::of(broker));
+    if let Some(fields) = status.as_object_mut() {
+        fields.remove("latency");
+    }
+    status
+}
+
+fn serve(broker: &Broker, mut client: &UnixStream) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let mut text = status(broker).to_string();
-    text.push('\n');
-    client.write_all(text.as_bytes())
+    let asker = getsockopt(client, PeerCredentials)?.uid();
+    let mut line = String::new();
+    BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
+    let outcome = match asker {
+        0 => answer(broker, &line),
+        user if user == broker.sandbox.user => answer(broker, &line),
+        user => Err(format!(
+            "user {user} is neither root nor user {}, whose backend this is",
+            broker.sandbox.user
+        )),
+    };
+    let reply = match outcome {
+        Ok(answer) => json!({"schema": SCHEMA, "answer": answer}),
+        Err(error) => json!({"schema": SCHEMA, "error": error}),
+    };
+    client.write_all(format!("{reply}\n").as_bytes())
 }
 
-/// The state of the guest.
-pub fn status(broker: &Broker) -> Value {
-    let (placements, window_bytes) = broker.window.usage();
-    let workers: Vec<Value> = broker
-        .workers
-        .list()
-        .into_iter()
-        .map(|(number, pid, process)| {
-            json!({"worker": number, "pid": pid, "guest_tgid": process.tgid})
-        })
-        .collect();
-    let refusals: Vec<Value> = broker
-        .workers
-        .refusals()
-        .into_iter()
-        .map(|(verdict, what, count)| {
-            json!({"reason": verdict.name(), "what": what.to_string(), "at_least": count})
-        })
-        .collect();
-    let shares: Map<String, Value> = broker
-        .shares
-        .usage()
-        .map(|(word, held, most)| (word.to_owned(), json!({"held": held, "most": most})))
-        .collect();
-    json!({
-        "schema": SCHEMA,
-        "sandbox": broker.sandbox.to_string(),
-        "release": broker.compiled.release,
-        "profile": broker.compiled.profile,
-        "workers": workers,
-        "placements": placements,
-        "placements_peak": broker.window.peak(),
-        "window_bytes": window_bytes,
-        "arena": arena(broker),
-        "shares": shares,
-        "vram": vram(broker),
-        "weight": broker.weight(),
-        "slice_refused": broker.slice_refused().map(|status| format!("{status:#x}")),
-        "lines_left_out": crate::log::left_out(),
-        "requests": requests(broker),
-        "events": broker.control.events_counted() + broker.workers.events_counted(),
-        "refusals": refusals,
+fn answer(broker: &Broker, line: &str) -> Result<Value, String> {
+    Ok(match parse(line)? {
+        Request::Status => json!(Report::of(broker)),
+        Request::Metrics => metrics::render(&Report::of(broker)).into(),
+        Request::Limits { set } => {
+            change(broker, &set)?;
+            limits(broker)
+        }
     })
 }
 
-/// The arena: bytes, of them taken, in so many ranges; null if there is none.
-fn arena(broker: &Broker) -> Value {
-    broker.window.arena().map_or(Value::Null, |arena| {
-        let (ranges, taken) = arena.usage();
-        json!({
-            "bytes": arena.size(),
-            "placed": arena.is_placed(),
-            "ranges": ranges,
-            "taken_bytes": taken,
-        })
+fn parse(line: &str) -> Result<Request, String> {
+    let request: Value = serde_json::from_str(line)
+        .map_err(|error| format!("the request is not a line of JSON: {error}"))?;
+    match request["schema"].as_u64() {
+        Some(SCHEMA) => {}
+        _ => {
+            return Err(format!(
+                "the request has schema {} and this backend speaks {SCHEMA}; use the nvguest of \
+                 its version, {}",
+                request["schema"],
+                env!("CARGO_PKG_VERSION")
+            ))
+        }
+    }
+    serde_json::from_value(request).map_err(|error| format!("the request is not known: {error}"))
+}
+
+/// Changes limits: all that are named, or none.
+fn change(broker: &Broker, set: &BTreeMap<String, String>) -> Result<(), String> {
+    let budget = |key| set.get(key).map(String::as_str);
+    let vram = budget("vram").map(memory).transpose()?;
+    let weight = budget("weight").map(share).transpose()?;
+    let others = set.iter().filter(|(key, _)| !["vram", "weight"].contains(&key.as_str()));
+    broker.limits.set(others.map(|(key, value)| (key.as_str(), value.as_str())))?;
+    vram.into_iter().for_each(|bytes| broker.set_vram(bytes));
+    weight.into_iter().for_each(|weight| broker.set_weight(weight));
+    if !set.is_empty() {
+        tracing::warn!(?set, "an admin changed limits");
+    }
+    Ok(())
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    match text {
+        "none" => Ok(NO_BUDGET),
+        text => amount(text).ok_or_else(|| format!("vram={text} is no size, e.g. 8G, nor none")),
+    }
+}
+
+fn share(text: &str) -> Result<u32, String> {
+    let weight = text.parse().ok().filter(|weight| WEIGHTS.contains(weight));
+    weight.ok_or_else(|| {
+        format!("weight={text} is not from {} to {}", WEIGHTS.start(), WEIGHTS.end())
     })
 }
 
-/// Video memory that the guest's objects keep, and its budget in bytes, null for none. What RM
-/// takes for itself is in neither.
-fn vram(broker: &Broker) -> Value {
-    let usage = broker.video.usage();
-    json!({"used": usage.used, "budget": usage.limit(), "reserve": usage.reserve})
+/// What the guest may have, and since when a change of it holds.
+fn limits(broker: &Broker) -> Value {
+    let now = broker.limits.now();
+    let rows: Map<String, Value> = TABLE
+        .iter()
+        .map(|row| {
+            let (guest, process) = (now.guest(row.resource), now.process(row.resource));
+            let holds = effect(row.resource);
+            (row.key.to_owned(), json!({"guest": guest, "process": process, "holds": holds}))
+        })
+        .collect();
+    let (vram, weight) = (broker.video.usage().limit(), broker.weight());
+    json!({"processes": now.processes, "vram": vram, "weight": weight, "limits": rows})
 }
 
-/// Requests served, by type.
-fn requests(broker: &Broker) -> Map<String, Value> {
-    Kind::ALL
-        .into_iter()
-        .map(|kind| {
-            let count = match kind {
-                // Queue 0 only passes these on; a worker counts them.
-                Kind::Open | Kind::Close | Kind::Ioctl | Kind::Map | Kind::Unmap | Kind::Arm => {
-                    broker.workers.counted(kind)
-                }
-                _ => broker.control.counted(kind),
-            };
-            (kind.name().to_owned(), count.into())
-        })
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_of_another_schema_is_answered_with_ours() {
+        for line in [r#"{"request":"status"}"#, r#"{"schema":2,"request":"status"}"#] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains("this backend speaks 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_request_is_answered_with_those_that_are_known() {
+        let error = parse(r#"{"schema":1,"request":"reboot"}"#).unwrap_err();
+        assert!(error.contains("`reboot`") && error.contains("`limits`"), "{error}");
+        assert!(parse("").unwrap_err().contains("JSON"));
+        assert!(parse(r#"{"schema":1,"request":"limits","set":{"files":1}}"#).is_err());
+    }
 }

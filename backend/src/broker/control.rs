@@ -37,6 +37,7 @@ pub struct Control {
     /// Bytes of requests that workers were asked and have not answered.
     asked: AtomicU64,
     tally: [AtomicU64; Kind::ALL.len()],
+    failed: [AtomicU64; Kind::ALL.len()],
 }
 
 #[derive(Default)]
@@ -78,6 +79,7 @@ impl Control {
             epoch: AtomicU32::new(0),
             asked: AtomicU64::new(0),
             tally: Default::default(),
+            failed: Default::default(),
         })
     }
 
@@ -350,6 +352,9 @@ impl Control {
 
     /// Answers with an errno.
     pub fn fail(&self, pending: Pending, errno: Errno) {
+        if let Some(kind) = pending.kind() {
+            self.failed[kind as usize - 1].fetch_add(1, Ordering::Relaxed);
+        }
         let header = wire::RespHeader {
             status: errno.status().into(),
             // CAST: a header has eight bytes.
@@ -373,6 +378,11 @@ impl Control {
     /// Requests of each kind that came on queue 0.
     pub fn counted(&self, kind: Kind) -> u64 {
         self.tally[kind as usize - 1].load(Ordering::Relaxed)
+    }
+
+    /// Requests of each kind that the broker itself answered with an errno.
+    pub fn errors(&self, kind: Kind) -> u64 {
+        self.failed[kind as usize - 1].load(Ordering::Relaxed)
     }
 
     /// Event records that went out on queue 1.

@@ -14,15 +14,19 @@
 //! - [`shares`]: who holds how much of what the guest has
 //! - [`video`]: the guest's budget of the card's memory
 //! - [`nodes`]: what the guest is told to create
-//! - [`admin`]: what an admin can ask
+//! - [`admin`]: what an admin can ask and set
+//! - [`report`]: the state of the guest, for admins and metrics
+//! - [`metrics`]: the same for Prometheus
 
 pub mod admin;
 pub mod arena;
 pub mod control;
 pub mod device;
+pub mod metrics;
 pub mod nodes;
 pub mod placer;
 pub mod ranges;
+pub mod report;
 pub mod shares;
 pub mod video;
 pub mod window;
@@ -41,7 +45,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as VhostError};
 
 use crate::budgets::{Budgets, VramMode, WEIGHTS};
 use crate::host::Node;
-use crate::limits::{Limits, Resource};
+use crate::limits::{Limits, Live, Resource};
 use crate::rate::Rates;
 use crate::sandbox;
 use crate::starter::Starter;
@@ -83,6 +87,8 @@ pub struct Settings {
     pub budgets: Budgets,
     /// No other guest's backend runs as this user.
     pub own_user: bool,
+    /// What admins call the guest.
+    pub name: Option<String>,
 }
 
 /// The state of one guest.
@@ -91,8 +97,12 @@ pub struct Broker {
     pub host: HostKind,
     /// The simulated card.
     pub card: Option<OwnedFd>,
+    /// What admins call the guest.
+    pub name: Option<String>,
     /// Limits of the guest.
-    pub limits: Limits,
+    pub limits: Arc<Live>,
+    /// Worker slots.
+    pub slots: usize,
     /// No other guest's backend runs as this user.
     pub own_user: bool,
     /// How long a worker looks at its queue before it sleeps, in µs.
@@ -138,17 +148,20 @@ impl Broker {
     /// A broker that serves nobody yet.
     pub fn new(settings: Settings, starter: Starter, sandbox: sandbox::State) -> Result<Arc<Self>> {
         let Settings { compiled, nodes, host, card, window_size, arena_size, .. } = settings;
-        let Settings { poll_us, limits, budgets, own_user, .. } = settings;
+        let Settings { poll_us, limits, budgets, own_user, name, .. } = settings;
         let queues = wire::BROKER_QUEUES + 2 * limits.slots;
         let arena = match arena_size {
             0 => None,
             // A process leaves half of it to the others.
             size => Some(Arena::create(size, limits.process(Resource::Arena).min(size / 2))?),
         };
+        let (slots, limits) = (limits.slots, Live::new(limits));
         Ok(Arc::new(Self {
+            name,
             host,
             card,
-            limits,
+            limits: Arc::clone(&limits),
+            slots,
             own_user,
             poll_us,
             compiled_blob: compiled.to_bytes(),
@@ -156,10 +169,10 @@ impl Broker {
             compiled,
             nodes: nodes.blob,
             devices: Arc::new(nodes.devices),
-            window: Window::new(window_size, arena, limits),
+            window: Window::new(window_size, arena, Arc::clone(&limits)),
             control: Control::new().context("Setting up the control thread failed")?,
             placer: Placer::default(),
-            workers: Workers::new(limits),
+            workers: Workers::new(Arc::clone(&limits)),
             shares: Shares::new(limits),
             video: Video::new(budgets.vram),
             vram_mode: budgets.mode,
@@ -252,7 +265,7 @@ impl Broker {
             magic: wire::MAGIC.into(),
             version: wire::VERSION.into(),
             // CAST: at most MAX_SLOTS.
-            slots: (self.limits.slots as u16).into(),
+            slots: (self.slots as u16).into(),
             window_size: self.window_size().into(),
             reserved: Default::default(),
         }
@@ -306,7 +319,7 @@ impl Broker {
                 self.control.begin(self, index);
             }
         }
-        for slot in 0..self.limits.slots {
+        for slot in 0..self.slots {
             if self.device().parts(queues_of(slot).0).is_some() {
                 self.workers.slot_gone(self, slot);
                 self.slot_started(slot);

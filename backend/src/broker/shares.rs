@@ -5,10 +5,10 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::errno::Errno;
-use crate::limits::{Limits, Resource, COUNT, TABLE};
+use crate::limits::{Live, Resource, COUNT, TABLE};
 use crate::sync::lock;
 
 /// A worker that needs more is given such a part of the guest's share beyond that. All
@@ -17,13 +17,13 @@ const PART: u64 = 1024;
 
 /// The shares of all workers.
 pub struct Shares {
-    limits: Limits,
+    limits: Arc<Live>,
     held: Mutex<BTreeMap<u16, [u64; COUNT]>>,
 }
 
 impl Shares {
     /// Nobody holds anything.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Arc<Live>) -> Self {
         Self { limits, held: Mutex::default() }
     }
 
@@ -33,8 +33,9 @@ impl Shares {
         let index = resource as usize;
         let others = held.iter().filter(|(&number, _)| number != worker);
         let others: u64 = others.map(|(_, held)| held[index]).sum();
-        let guest = self.limits.guest(resource);
-        let most = self.limits.process(resource).min(guest.saturating_sub(others));
+        let limits = self.limits.now();
+        let guest = limits.guest(resource);
+        let most = limits.process(resource).min(guest.saturating_sub(others));
         if wanted > most {
             return Err(Errno::ENOMEM);
         }
@@ -52,9 +53,10 @@ impl Shares {
     pub fn usage(&self) -> impl Iterator<Item = (&'static str, u64, u64)> + '_ {
         let held = lock(&self.held);
         let sums: [u64; COUNT] = std::array::from_fn(|i| held.values().map(|held| held[i]).sum());
+        let limits = self.limits.now();
         TABLE
             .iter()
-            .map(move |row| (row.key, sums[row.resource as usize], self.limits.guest(row.resource)))
+            .map(move |row| (row.key, sums[row.resource as usize], limits.guest(row.resource)))
     }
 }
 
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     fn shares(limits: &str) -> Shares {
-        Shares::new(limits.parse().unwrap())
+        Shares::new(Live::new(limits.parse().unwrap()))
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use nix::sys::stat::{fstat, SFlag};
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 use super::arena::Arena;
 use super::ranges::{first_fit, PAGE};
 use crate::errno::Errno;
-use crate::limits::{Limits, Resource};
+use crate::limits::{Limits, Live, Resource};
 use crate::sync::lock;
 use crate::transport::link::FIRST_VIEW;
 use crate::wire::{file_worker, Kind, ReqHeader, UnmapReq, SHM_WINDOW};
@@ -70,7 +70,7 @@ struct Ranges {
 /// The window of one guest.
 pub struct Window {
     size: u64,
-    limits: Limits,
+    limits: Arc<Live>,
     /// Shown at the window's start; placements come behind it.
     arena: Option<Arena>,
     frontend: Mutex<Option<Backend>>,
@@ -79,7 +79,7 @@ pub struct Window {
 
 impl Window {
     /// An empty window of `size` bytes, which `arena` is a small part of.
-    pub fn new(size: u64, arena: Option<Arena>, limits: Limits) -> Self {
+    pub fn new(size: u64, arena: Option<Arena>, limits: Arc<Live>) -> Self {
         let (frontend, ranges) = Default::default();
         Self { size, limits, arena, frontend, ranges }
     }
@@ -118,7 +118,7 @@ impl Window {
         let placed_fd = fd.try_clone()?;
         let (id, at) = {
             let mut ranges = self.ranges();
-            if !ranges.may_place(&self.limits, worker, length) {
+            if !ranges.may_place(&self.limits.now(), worker, length) {
                 return Err(Errno::ENOMEM);
             }
             let taken = ranges.by_offset.iter().map(|(&at, range)| (at, range.length));

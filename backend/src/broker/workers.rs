@@ -12,14 +12,15 @@ use super::device::QueueParts;
 use super::worker::Worker;
 use super::{queues_of, Broker};
 use crate::errno::Errno;
-use crate::limits::Limits;
+use crate::limits::Live;
 use crate::policy::tally::Tally;
 use crate::policy::What;
 use crate::sync::lock;
+use crate::transport::counts::Counts;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::Ring;
-use crate::wire::{self, Kind as Request};
+use crate::wire;
 use crate::worker::start::Process;
 
 /// Who serves a slot's queues.
@@ -41,22 +42,23 @@ struct Table {
     slots: Vec<Slot>,
     last_number: u16,
     refusals: Tally,
-    past: BTreeMap<u32, u64>,
+    /// What workers counted that are gone.
+    past: Counts,
 }
 
 /// The workers of one guest.
 pub struct Workers {
     table: Mutex<Table>,
     changed: Condvar,
-    limit: usize,
+    limits: Arc<Live>,
 }
 
 impl Workers {
     /// No worker, no slot.
-    pub fn new(limits: Limits) -> Self {
-        let slots = std::iter::repeat_with(Slot::default).take(limits.slots).collect();
+    pub fn new(limits: Arc<Live>) -> Self {
+        let slots = std::iter::repeat_with(Slot::default).take(limits.now().slots).collect();
         let table = Mutex::new(Table { slots, ..Table::default() });
-        Self { table, changed: Condvar::new(), limit: limits.processes }
+        Self { table, changed: Condvar::new(), limits }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -81,7 +83,7 @@ impl Workers {
 
     fn start(&self, broker: &Arc<Broker>, process: Process) -> Result<Arc<Worker>, Errno> {
         let mut table = self.table();
-        if table.by_number.len() >= self.limit {
+        if table.by_number.len() >= self.limits.now().processes {
             return Err(Errno::EMFILE);
         }
         let number = table.new_number().ok_or(Errno::EMFILE)?;
@@ -180,24 +182,23 @@ impl Workers {
             .slots
             .iter()
             .position(|slot| matches!(slot, Slot::Owned(owner) if owner.number == worker.number));
-        let waited = owned.map_or_else(Vec::new, |slot| {
+        owned.map_or_else(Vec::new, |slot| {
             note_positions(broker, slot, &worker.page);
             let waited = bury_queue(broker, slot, Some(&worker.page));
             table.free_slot(broker, slot);
             waited
-        });
-        for kind in Request::ALL {
-            *table.past.entry(kind as u32).or_default() += worker.page.counted(kind);
-        }
-        *table.past.entry(0).or_default() += worker.page.events_counted();
-        waited
+        })
     }
 
     /// All that a worker held has gone back.
     pub fn buried(&self, broker: &Broker, worker: &Worker) {
         broker.shares.forget(worker.number);
         broker.video.forget(worker.number);
-        self.table().by_number.remove(&worker.number);
+        {
+            let mut table = self.table();
+            table.past.add(&worker.page.counts());
+            table.by_number.remove(&worker.number);
+        }
         self.changed.notify_all();
     }
 
@@ -246,18 +247,22 @@ impl Workers {
         self.table().refusals.iter().collect()
     }
 
-    /// Requests of a kind that workers served, now and before.
-    pub fn counted(&self, kind: Request) -> u64 {
+    /// What workers counted, now and before.
+    pub fn counts(&self) -> Counts {
         let table = self.table();
-        let past = table.past.get(&(kind as u32)).copied().unwrap_or(0);
-        past + table.by_number.values().map(|worker| worker.page.counted(kind)).sum::<u64>()
+        let mut all = table.past.clone();
+        table.by_number.values().for_each(|worker| all.add(&worker.page.counts()));
+        all
     }
 
-    /// Event records that workers sent, now and before.
-    pub fn events_counted(&self) -> u64 {
-        let table = self.table();
-        let past = table.past.get(&0).copied().unwrap_or(0);
-        past + table.by_number.values().map(|worker| worker.page.events_counted()).sum::<u64>()
+    /// Requests that workers have taken and not answered.
+    pub fn in_flight(&self) -> usize {
+        self.table().by_number.values().map(|worker| worker.page.in_flight()).sum()
+    }
+
+    /// Refusals of every name, those included that found no room for theirs.
+    pub fn refused_total(&self) -> u64 {
+        self.table().refusals.total()
     }
 
     /// Every worker: number, pid on the host, guest's process.

@@ -48,7 +48,8 @@ pub fn nothing() -> Result<()> {
     enforce(ruleset()?.create()?)
 }
 
-/// The nodes; our own program and its libraries, to run workers; what is to be removed.
+/// The nodes; our own program and its libraries, to run workers; what is to be removed
+/// or written.
 pub fn starter(plan: &Plan) -> Result<()> {
     let mut rules = ruleset()?.create()?;
     for program in programs()? {
@@ -64,6 +65,10 @@ pub fn starter(plan: &Plan) -> Result<()> {
     let folders: BTreeSet<PathBuf> = plan.leftovers.iter().map(|file| folder(file)).collect();
     for folder in folders {
         rules = allow(rules, &folder, AccessFs::RemoveFile)?;
+    }
+    if let Some(file) = &plan.publish {
+        let writes = AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::RemoveFile;
+        rules = allow(rules, &folder(file), writes)?;
     }
     enforce(rules)
 }

@@ -128,6 +128,8 @@ pub struct Plan {
     pub nodes: Vec<PathBuf>,
     /// What is removed at the broker's word.
     pub leftovers: Vec<PathBuf>,
+    /// What is written at the broker's word.
+    pub publish: Option<PathBuf>,
 }
 
 /// Of the starter, before it hears of the broker. Every worker inherits it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
+use super::counts::Word;
 use super::page::SlotPage;
 use super::ring::Ring;
 use crate::wire;
@@ -61,7 +62,7 @@ impl EventQueue {
                 let Some(((kind, file), mask)) = self.waiting.pop_first() else { break };
                 if let Some(page) = page {
                     page.events_taken(ring.next_available());
-                    page.count_event();
+                    page.count(Word::Event);
                 }
                 let event = wire::Event {
                     kind: kind.into(),

@@ -3,12 +3,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use nix::fcntl::{fcntl, FcntlArg, Flock, FlockArg};
+use nix::fcntl::{fcntl, FcntlArg, FdFlag, Flock, FlockArg};
 use nix::sys::stat::{umask, Mode};
 use nix::unistd::{chown, Gid, Group};
 
@@ -33,6 +33,34 @@ pub fn bind(path: &Path, group: Option<Gid>) -> Result<UnixListener> {
             .with_context(|| format!("Giving {} to the group failed", path.display()))?;
     }
     Ok(listener)
+}
+
+/// The folder of a guest's sockets, made if it is missing: `nvguest/NAME` under
+/// `$XDG_RUNTIME_DIR`, or under `/run` without that. A group may pass through it.
+pub fn folder(name: &str, group: Option<Gid>) -> Result<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    let all = runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("nvguest");
+    let failed = |path: &Path| {
+        let path = path.display().to_string();
+        format!(
+            "Making {path} failed; give --socket-path and --admin-socket, or make it for this user"
+        )
+    };
+    for (path, mode) in [(all.clone(), 0o755), (all.join(name), 0o700)] {
+        match fs::DirBuilder::new().mode(mode).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| failed(&path));
+            }
+            _ => {}
+        }
+    }
+    let own = all.join(name);
+    if group.is_some() {
+        chown(&own, None, group).with_context(|| failed(&own))?;
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o710))
+            .with_context(|| failed(&own))?;
+    }
+    Ok(own)
 }
 
 /// The group with this name.
@@ -76,6 +104,9 @@ pub fn inherited(fd: RawFd) -> Result<UnixListener> {
     let seen = unsafe { BorrowedFd::borrow_raw(fd) };
     fcntl(seen, FcntlArg::F_GETFD)
         .with_context(|| format!("--fd {fd} is not an open descriptor"))?;
+    // systemd's stay open over exec, and no worker is to have this one.
+    fcntl(seen, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))
+        .with_context(|| format!("Keeping --fd {fd} to ourselves failed"))?;
     // SAFETY: the caller gave us this descriptor, and nothing else here uses it.
     Ok(UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }

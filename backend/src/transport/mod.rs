@@ -2,12 +2,14 @@
 //!
 //! - [`ring`]: a virtqueue, requests from it and replies to it
 //! - [`events`]: event records, coalesced
+//! - [`counts`]: what is counted of requests
 //! - [`page`]: what outlives the server of a slot's queues
 //! - [`shared`]: memory files that several processes share
 //! - [`link`]: the socket between broker and worker
 //! - [`listen`]: where a broker waits for its VMM
 //! - [`process`]: a process of the host by a descriptor
 
+pub mod counts;
 pub mod events;
 pub mod link;
 pub mod listen;

@@ -4,15 +4,16 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
+use super::counts::{bucket, Class, Counts, Word, WORDS};
 use super::ring::{Message, MAX_QUEUE_SIZE};
 use super::shared::sealed_file;
 use crate::errno::Errno;
-use crate::wire::Kind;
 
-/// Bytes: four words, a counter for each kind of message, an entry for each possible head.
+/// Bytes: four words, what is counted, an entry for each possible head.
 const SIZE: usize = ENTRIES + ENTRY * MAX_QUEUE_SIZE as usize;
 /// An entry: address of the reply, and its length plus one; 0 where nothing is pending.
 const ENTRY: usize = 16;
@@ -22,7 +23,7 @@ const NEXT_USED: usize = 4;
 const EVENTS_NEXT_AVAILABLE: usize = 8;
 const PLACEMENTS: usize = 12;
 const TALLY: usize = 16;
-const ENTRIES: usize = TALLY + 8 * (Kind::ALL.len() + 2);
+const ENTRIES: usize = TALLY + 8 * WORDS;
 
 /// Shared state of a slot's two queues.
 pub struct SlotPage {
@@ -101,28 +102,30 @@ impl SlotPage {
     }
 
     fn counter(&self, index: usize) -> &AtomicU64 {
-        let offset = TALLY + 8 * index.min(Kind::ALL.len() + 1);
-        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+        let at = self.memory.get_atomic_ref(TALLY + 8 * index);
+        at.expect("INVARIANT: the words counted lie in the page")
     }
 
-    /// One more request of this kind was served.
-    pub fn count(&self, kind: Kind) {
-        self.counter(kind as usize - 1).fetch_add(1, Ordering::Relaxed);
+    /// One more of something.
+    pub fn count(&self, word: Word) {
+        self.counter(word.index()).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One more event record was sent.
-    pub fn count_event(&self) {
-        self.counter(Kind::ALL.len()).fetch_add(1, Ordering::Relaxed);
+    /// A call of this class was made.
+    pub fn count_call(&self, class: Class, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.counter(Word::Time(class).index()).fetch_add(nanos, Ordering::Relaxed);
+        self.count(Word::Took(class, bucket(took)));
     }
 
-    /// Requests of this kind that were served.
-    pub fn counted(&self, kind: Kind) -> u64 {
-        self.counter(kind as usize - 1).load(Ordering::Relaxed)
+    /// All that was counted so far.
+    pub fn counts(&self) -> Counts {
+        Counts(std::array::from_fn(|index| self.counter(index).load(Ordering::Relaxed)))
     }
 
-    /// Event records that were sent.
-    pub fn events_counted(&self) -> u64 {
-        self.counter(Kind::ALL.len()).load(Ordering::Relaxed)
+    /// Requests that were taken and not answered.
+    pub fn in_flight(&self) -> usize {
+        (0..MAX_QUEUE_SIZE).filter(|&head| self.length(head).load(Ordering::Relaxed) > 0).count()
     }
 
     /// Notes how far the event queue has been served.

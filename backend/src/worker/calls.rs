@@ -20,6 +20,7 @@ use crate::policy::sharing::{self, Sharing};
 use crate::policy::Answer;
 use crate::rate;
 use crate::sync::lock;
+use crate::transport::counts::{Class, Word};
 use crate::transport::link::{Kind, Outgoing};
 use crate::wire::Cache;
 
@@ -134,6 +135,9 @@ impl Session {
         }
         let status = read_uint(prepared.argument(), status_at, 4).unwrap_or(0);
         let done = result.is_ok() && status == u64::from(status::OK);
+        if result.is_ok() && !done {
+            self.page().count(Word::Status);
+        }
         if done {
             let block = block.map(|block| self.charged(block, &prepared));
             self.after(file, &named, call.argument, (&prepared, block));
@@ -356,6 +360,20 @@ fn makes(kind: FileKind, prepared: &Prepared<'_>) -> Option<Resource> {
             Some(Resource::Objects)
         }
         _ => None,
+    }
+}
+
+/// What an ioctl is for.
+pub fn class(kind: FileKind, nr: u32) -> Class {
+    match nr {
+        _ if !matches!(kind, FileKind::Ctl | FileKind::Gpu) => Class::Other,
+        escape::CONTROL => Class::Control,
+        escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY => Class::Alloc,
+        escape::ALLOC_CONTEXT_DMA2 | escape::DUP_OBJECT | escape::VID_HEAP_CONTROL => Class::Alloc,
+        escape::FREE => Class::Free,
+        escape::MAP_MEMORY => Class::Map,
+        escape::UNMAP_MEMORY => Class::Unmap,
+        _ => Class::Other,
     }
 }
 

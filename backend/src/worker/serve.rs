@@ -16,11 +16,13 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::calls;
 use super::session::{Admission, GuestFile, Session};
 use super::upstream::Upstream;
 use crate::errno::Errno;
 use crate::marshal::scratch::Scratch;
 use crate::sync::{lock, try_lock};
+use crate::transport::counts::{Class, Word};
 use crate::transport::link::{self, Outgoing};
 use crate::transport::ring::{Message, Parked, Ring};
 use crate::wire::{self, Kind};
@@ -263,6 +265,7 @@ impl Server {
             }
             armed = false;
             self.bells.wait();
+            self.session.page().count(Word::Wake);
         }
     }
 
@@ -387,9 +390,11 @@ impl Server {
         bench.reply.clear();
         bench.reply.resize(size_of::<wire::RespHeader>(), 0);
         let control = control_of(&work);
+        let class = class_of(&work, file);
         let start = Instant::now();
         let outcome = self.dispatch(&work, file, bench);
         let took = start.elapsed();
+        self.session.page().count_call(class, took);
         tracing::trace!(kind = work.header.kind.get(), control, ?took, "served");
         if let Some(command) = control.filter(|_| took > QUICK) {
             let mut slow = lock(&self.slow);
@@ -413,7 +418,7 @@ impl Server {
         let room = work.room().saturating_sub(size_of::<wire::RespHeader>());
         let kind = Kind::from_number(work.header.kind.get());
         if let Some(kind) = kind {
-            session.count(kind);
+            session.page().count(Word::Request(kind));
         }
         if kind == Some(Kind::Open) {
             fits::<wire::OpenResp>(room)?;
@@ -457,6 +462,9 @@ impl Server {
             bench.reply.clear();
             bench.reply.resize(header_size, 0);
         }
+        if let Some(kind) = work.kind().filter(|_| outcome.is_err()) {
+            self.session.page().count(Word::Error(kind));
+        }
         if work.counted {
             self.session.share.give(work.message.request.len());
         }
@@ -495,8 +503,21 @@ impl Work {
         }
     }
 
+    fn kind(&self) -> Option<Kind> {
+        Kind::from_number(self.header.kind.get())
+    }
+
     fn is_not_ioctl(&self) -> bool {
-        self.header.kind.get() != Kind::Ioctl as u32
+        self.kind() != Some(Kind::Ioctl)
+    }
+
+    /// What an IOCTL asks, and what follows it.
+    fn ioctl(&self) -> Option<(wire::IoctlReq, &[u8])> {
+        if self.is_not_ioctl() {
+            return None;
+        }
+        let body = self.message.request.get(size_of::<wire::ReqHeader>()..)?;
+        wire::IoctlReq::read_from_prefix(body).ok()
     }
 }
 
@@ -517,16 +538,26 @@ fn fits<T>(room: usize) -> Result<(), Errno> {
     Ok(())
 }
 
+/// What a request is for.
+fn class_of(work: &Work, file: Option<&GuestFile>) -> Class {
+    match work.kind() {
+        Some(Kind::Open) => Class::Open,
+        Some(Kind::Close) => Class::Close,
+        Some(Kind::Map) => Class::Map,
+        Some(Kind::Unmap) => Class::Unmap,
+        Some(Kind::Arm) => Class::Arm,
+        _ => work.ioctl().zip(file).map_or(Class::Other, |((call, _), file)| {
+            calls::class(file.kind, call.cmd.get() & 0xff)
+        }),
+    }
+}
+
 /// The command of an RM_CONTROL.
 fn control_of(work: &Work) -> Option<u32> {
     const NV_ESC_RM_CONTROL: u32 = 0x2a;
     /// `NVOS54_PARAMETERS.cmd` (`nvos.h`).
     const COMMAND: usize = 8;
-    if work.is_not_ioctl() {
-        return None;
-    }
-    let body = work.message.request.get(size_of::<wire::ReqHeader>()..)?;
-    let (call, rest) = wire::IoctlReq::read_from_prefix(body).ok()?;
+    let (call, rest) = work.ioctl()?;
     if call.cmd.get() & 0xff != NV_ESC_RM_CONTROL {
         return None;
     }

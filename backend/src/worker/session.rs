@@ -184,9 +184,9 @@ impl Session {
         self.slot.store(slot, Ordering::Release);
     }
 
-    /// One more request of this kind is served.
-    pub fn count(&self, kind: wire::Kind) {
-        self.page.count(kind);
+    /// What is counted.
+    pub fn page(&self) -> &SlotPage {
+        &self.page
     }
 
     /// Whether guest or process has all the placements that it may have.

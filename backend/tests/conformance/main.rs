@@ -12,8 +12,10 @@
 //! - `limits`: what a guest may have
 //! - `floods`: a million of what is malformed, and nothing dies or grows
 //! - `budgets`: what it has of the card
+//! - `admin`: what an admin asks and sets, and the same in metrics
 //! - `endurance`: many of anything leave nothing behind
 
+mod admin;
 mod arena;
 mod budgets;
 mod calls;

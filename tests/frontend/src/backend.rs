@@ -1,6 +1,6 @@
 //! The backend's processes: started for a test, observed, and gone at its end.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,8 @@ impl Backend {
         self.folder.path().join("socket")
     }
 
-    fn admin(&self) -> PathBuf {
+    /// Where it answers admins.
+    pub fn admin(&self) -> PathBuf {
         self.folder.path().join("admin")
     }
 
@@ -112,9 +113,16 @@ impl Backend {
 
     /// What the broker says of itself.
     pub fn status(&self) -> Result<Value> {
+        let mut reply = self.ask(r#"{"schema":1,"request":"status"}"#)?;
+        Ok(reply["answer"].take())
+    }
+
+    /// What the broker answers to a line on its admin socket.
+    pub fn ask(&self, line: &str) -> Result<Value> {
         let mut text = String::new();
         let mut stream = UnixStream::connect(self.admin())?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(format!("{line}\n").as_bytes())?;
         stream.read_to_string(&mut text)?;
         serde_json::from_str(&text).map_err(|_| Error::Malformed("the admin socket"))
     }

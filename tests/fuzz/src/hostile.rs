@@ -17,6 +17,7 @@ use nvguest_frontend::wire::{self, NO_SLOT};
 use nvguest_frontend::{Guest, Options};
 use vhost_user_nvguest::broker::nodes::Nodes;
 use vhost_user_nvguest::broker::{Broker, Settings};
+use vhost_user_nvguest::budgets::{Budgets, VramMode, NO_BUDGET};
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::sandbox::{Mode, State};
 use vhost_user_nvguest::starter::Starter;
@@ -55,6 +56,8 @@ impl Setup {
             poll_us: 0,
             limits: limits.parse().expect("limits"),
             own_user: false,
+            budgets: Budgets { vram: NO_BUDGET, mode: VramMode::Limit, weight: 10 },
+            name: None,
         };
         let sandbox = State::possible(Mode::Off);
         let broker = Broker::new(settings, Starter::on(link), sandbox).expect("a broker");

@@ -14,11 +14,12 @@ use std::time::Duration;
 use vhost_user_nvguest::broker::arena::Arena;
 use vhost_user_nvguest::broker::nodes::Nodes;
 use vhost_user_nvguest::broker::shares::Shares;
+use vhost_user_nvguest::budgets::VramMode;
 use vhost_user_nvguest::errno::Errno;
 use vhost_user_nvguest::host::facts::Facts;
 use vhost_user_nvguest::host::sim::{SimCard, SimHost, SimOptions};
 use vhost_user_nvguest::host::{Host, Node};
-use vhost_user_nvguest::limits::{Limits, TABLE};
+use vhost_user_nvguest::limits::{Limits, Live, TABLE};
 use vhost_user_nvguest::marshal::Scratch;
 use vhost_user_nvguest::rate::Rates;
 use vhost_user_nvguest::transport::link::{Kind, Message, Receiver, Sender};
@@ -146,6 +147,8 @@ fn start() -> Start {
         disables: 200,
         own_disables: 50,
         own_user: false,
+        vram_mode: VramMode::Limit,
+        weight: 10,
         arena_size: ARENA,
         compiled: compiled(),
         nodes: nodes(),
@@ -166,7 +169,7 @@ impl Broker {
     fn new(link: UnixStream, worker: Weak<Upstream>, arena: Arena) -> Self {
         let limits: Limits = "files=16,objects=64,clients=4".parse().expect("limits");
         let (placed, last) = Default::default();
-        let (receiver, shares) = (Receiver::new(link), Shares::new(limits));
+        let (receiver, shares) = (Receiver::new(link), Shares::new(Live::new(limits)));
         Self { receiver, worker, arena, shares, placed, last }
     }
 

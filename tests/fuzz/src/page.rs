@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use vhost_user_nvguest::transport::page::SlotPage;
 use vhost_user_nvguest::transport::ring::{Ring, RingConfig, SHORT};
-use vhost_user_nvguest::wire::Kind;
 
 use crate::chain::{config, memory};
 use crate::input::Input;
@@ -30,8 +29,7 @@ pub fn run(data: &[u8]) {
     assert!(waited.len() <= 5 * usize::from(config.size), "it is listened to for ever");
     assert!(waited.iter().all(|request| request.len() <= SHORT));
     let _ = (page.next_available(), page.next_used(), page.events_next_available());
-    let _ = (page.events_counted(), page.placements());
-    let _ = Kind::ALL.map(|kind| page.counted(kind));
+    let _ = (page.counts(), page.placements());
     // Whoever serves the queue next begins where this ended.
     if let Ok(mut next) = queue(RingConfig { next_available: ring.next_available(), ..config }) {
         let _ = next.bury();

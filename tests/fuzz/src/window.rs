@@ -11,6 +11,7 @@ use vhost::vhost_user::message::{VhostUserMMap, VhostUserSharedMsg};
 use vhost::vhost_user::{Backend, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandler};
 use vhost_user_nvguest::broker::arena::Arena;
 use vhost_user_nvguest::broker::window::{Placing, Window};
+use vhost_user_nvguest::limits::Live;
 use vhost_user_nvguest::transport::link::FIRST_VIEW;
 use vhost_user_nvguest::wire::{file_handle, Kind, ReqHeader, UnmapReq};
 use zerocopy::IntoBytes;
@@ -100,7 +101,7 @@ pub fn run(data: &[u8]) {
     let (vmm, backend) = vmm();
     *vmm.maps() = Maps::default();
     let arena = Arena::create(ARENA, ARENA / 2).expect("an arena");
-    let window = Window::new(WINDOW, Some(arena), LIMITS.parse().expect("limits"));
+    let window = Window::new(WINDOW, Some(arena), Live::new(LIMITS.parse().expect("limits")));
     window.connect(backend.clone());
     let mut guest = Guest { window, vmm, placed: Vec::new(), taken: Vec::new(), views: Vec::new() };
     for _ in 0..MAX_STEPS {

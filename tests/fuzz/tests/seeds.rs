@@ -145,6 +145,8 @@ fn start() {
         disables: 200,
         own_disables: 50,
         own_user: false,
+        vram_mode: vhost_user_nvguest::budgets::VramMode::Limit,
+        weight: 10,
         arena_size: 4 << 30,
         compiled: compiled.into(),
         nodes: vhost_user_nvguest::broker::nodes::Nodes::new(

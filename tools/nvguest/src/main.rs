@@ -1,25 +1,71 @@
-//! `nvguest`: what an admin asks.
+//! `nvguest`: what an admin asks, and starts.
 //!
-//! - `policy explain`: what a control or class is, who may issue it, and why
+//! - `list`, `show`, `refusals`, `metrics` ([`show`]): the guests of this host, and one of them
+//! - `limits` ([`limits`]): what a guest may have
+//! - `top` ([`top`]): what guests do, live
+//! - `run` ([`run`]): a backend and its QEMU, from one file
+//! - `doctor` ([`doctor`]): whether this host can do it, and what to do if not
+//! - `policy explain` ([`policy`]): what a control or class is, who may issue it, and why
 //!
-//! Exit codes: 0, 1 where what was asked for is not there, 2 for a wrong command line,
-//! 78 where no profile serves the release.
+//! Backends are found by their admin sockets ([`guests`]).
+//!
+//! Exit codes: 0, 1 where what was asked for is not there or failed, 2 for a wrong command
+//! line, 78 where no profile serves the release.
+#![forbid(unsafe_code)]
 
+mod doctor;
+mod guests;
+mod limits;
+mod out;
 mod policy;
+mod run;
+mod show;
+mod status;
+mod top;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+/// Ask and limit the guests that share this host's NVIDIA card.
 #[derive(Parser, Debug)]
-#[command(name = "nvguest", version, about = "Questions about nvguest, answered")]
+#[command(name = "nvguest", version)]
 struct Cli {
+    /// Answer as JSON.
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// The guests of this host.
+    List,
+    /// What guests do, live.
+    Top(top::Args),
+    /// The state of a guest.
+    Show {
+        /// Its name, or the path of its admin socket.
+        guest: String,
+    },
+    /// What a guest was refused, the most frequent first.
+    Refusals {
+        /// Its name, or the path of its admin socket.
+        guest: String,
+    },
+    /// The metrics of a guest, as Prometheus reads them.
+    Metrics {
+        /// Its name, or the path of its admin socket.
+        guest: String,
+    },
+    /// What a guest may have; change it with KEY=VALUE.
+    Limits(limits::Args),
+    /// Start a backend and its QEMU.
+    Run(run::Args),
+    /// Whether this host can share its card, and what to do if not.
+    Doctor(doctor::Args),
     /// What a guest may do.
     Policy {
         #[command(subcommand)]
@@ -28,13 +74,28 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Command::Policy { command } = Cli::parse().command;
-    match policy::run(&command) {
-        Ok(()) => ExitCode::SUCCESS,
+    let Cli { json, command } = Cli::parse();
+    match answer(&command, json) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("nvguest: {error:#}");
             let profile = error.is::<nvguest_abi::resolve::ResolveError>();
             ExitCode::from(if profile { 78 } else { 1 })
         }
     }
+}
+
+fn answer(command: &Command, json: bool) -> Result<ExitCode> {
+    match command {
+        Command::List => show::list(json)?,
+        Command::Top(args) => top::run(args, json)?,
+        Command::Show { guest } => show::show(guest, json)?,
+        Command::Refusals { guest } => show::refusals(guest, json)?,
+        Command::Metrics { guest } => show::metrics(guest, json)?,
+        Command::Limits(args) => limits::run(args, json)?,
+        Command::Run(args) => return run::run(args, json),
+        Command::Doctor(args) => return doctor::run(args, json),
+        Command::Policy { command } => policy::run(command, json)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,5 @@
 //! `nvguest policy …`
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{bail, Result};
@@ -9,8 +8,10 @@ use nvguest_abi::policy::Policy;
 use nvguest_abi::release::{from_proc_version, Release};
 use nvguest_abi::store::Store;
 
+use crate::out;
+
 /// Where the driver says which release it is.
-const PROC_VERSION: &str = "/proc/driver/nvidia/version";
+pub const PROC_VERSION: &str = "/proc/driver/nvidia/version";
 
 /// Questions about the policy.
 #[derive(clap::Subcommand, Debug)]
@@ -31,16 +32,12 @@ pub enum Command {
         /// Take the nearest older profile for a release that was not measured.
         #[arg(long)]
         allow_unmeasured: bool,
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
     },
 }
 
 /// Answers.
-pub fn run(command: &Command) -> Result<()> {
-    let Command::Explain { what, release, capabilities, profiles, allow_unmeasured, json } =
-        command;
+pub fn run(command: &Command, json: bool) -> Result<()> {
+    let Command::Explain { what, release, capabilities, profiles, allow_unmeasured } = command;
     let store = match profiles {
         Some(folder) => Store::from_dir(folder)?,
         None => Store::embedded()?,
@@ -57,16 +54,10 @@ pub fn run(command: &Command) -> Result<()> {
     if found.is_empty() {
         bail!("release {release} has nothing called {what}; try part of NVIDIA's name, or a number like 0x20800102");
     }
-    let text = if *json {
-        serde_json::to_string_pretty(&found)? + "\n"
-    } else {
-        found.iter().map(spell).collect()
-    };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Who reads may have had enough.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+    if json {
+        return out::json(&found);
     }
+    out::say(&found.iter().map(spell).collect::<String>())
 }
 
 /// The host's release, or the newest measured on a machine without the driver.

@@ -1,0 +1,137 @@
+//! The guests of this host: their backends' admin sockets, and how to ask there.
+//!
+//! A backend with a name listens on `nvguest/NAME/admin.sock` under `$XDG_RUNTIME_DIR`, or
+//! under `/run` without that.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail, Context, Result};
+use serde_json::{json, Value};
+
+/// Version of the admin protocol that this speaks.
+pub const SCHEMA: u64 = 1;
+/// A backend answers within this, or is stuck.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A guest's backend.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its name.
+    pub name: String,
+    /// Where it answers.
+    pub socket: PathBuf,
+}
+
+/// Why a backend did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// Nobody listens.
+    Gone,
+    /// It is another user's.
+    Foreign,
+}
+
+/// The folders that hold a folder for each guest.
+pub fn folders() -> Vec<PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    let roots = own.map(PathBuf::from).into_iter().chain([PathBuf::from("/run")]);
+    roots.map(|root| root.join("nvguest")).collect()
+}
+
+/// Where the sockets of a new guest go.
+pub fn folder(name: &str) -> PathBuf {
+    folders().swap_remove(0).join(name)
+}
+
+/// Every guest, by name.
+pub fn all() -> Vec<Guest> {
+    let mut found = BTreeMap::new();
+    for folder in folders() {
+        let Ok(entries) = folder.read_dir() else { continue };
+        for entry in entries.flatten() {
+            let socket = entry.path().join("admin.sock");
+            // A folder of another user's hides its socket, but not itself.
+            let hidden = matches!(socket.symlink_metadata(),
+                Err(error) if error.kind() == ErrorKind::PermissionDenied);
+            if let (Ok(name), true) = (entry.file_name().into_string(), hidden || socket.exists()) {
+                found.entry(name.clone()).or_insert(Guest { name, socket });
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// The guest with this name, or behind this socket.
+pub fn named(name: &str) -> Result<Guest> {
+    if name.contains('/') {
+        return Ok(Guest { name: name.to_owned(), socket: name.into() });
+    }
+    let all = all();
+    let names: Vec<&str> = all.iter().map(|guest| guest.name.as_str()).collect();
+    let known = if names.is_empty() {
+        "none is here; start backends with --name, or give the path of an admin socket".to_owned()
+    } else {
+        format!("there are {}", names.join(", "))
+    };
+    all.iter()
+        .find(|guest| guest.name == name)
+        .cloned()
+        .with_context(|| format!("there is no guest {name:?}: {known}"))
+}
+
+impl Guest {
+    /// The state of the guest.
+    pub fn status(&self) -> Result<Value> {
+        self.ask(json!({"request": "status"}))
+    }
+
+    /// Asks, and returns the answer.
+    pub fn ask(&self, mut request: Value) -> Result<Value> {
+        request["schema"] = SCHEMA.into();
+        let reply = exchange(&self.socket, &request).with_context(|| self.unheard())?;
+        if let Some(error) = reply["error"].as_str() {
+            bail!("the backend of {} refuses: {error}", self.name);
+        }
+        if reply["schema"].as_u64() != Some(SCHEMA) {
+            bail!(
+                "the backend of {} speaks schema {} and this program {SCHEMA}; use the nvguest \
+                 that came with it",
+                self.name,
+                reply["schema"]
+            );
+        }
+        Ok(reply["answer"].clone())
+    }
+
+    /// Why it does not answer, if it is one of the reasons that have a name.
+    pub fn silence(error: &anyhow::Error) -> Option<Silence> {
+        match error.downcast_ref::<std::io::Error>()?.kind() {
+            ErrorKind::ConnectionRefused | ErrorKind::NotFound => Some(Silence::Gone),
+            ErrorKind::PermissionDenied => Some(Silence::Foreign),
+            _ => None,
+        }
+    }
+
+    fn unheard(&self) -> String {
+        format!(
+            "{} does not answer on {}; is its backend there (nvguest list), and yours (or are \
+             you root)?",
+            self.name,
+            self.socket.display()
+        )
+    }
+}
+
+fn exchange(socket: &Path, request: &Value) -> Result<Value> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{request}\n").as_bytes())?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    serde_json::from_str(&reply).map_err(|error| anyhow!("its answer is no JSON: {error}"))
+}

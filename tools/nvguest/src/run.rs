@@ -1,0 +1,268 @@
+//! `nvguest run`: a backend and its QEMU, from one file or from flags.
+//!
+//! It is what README shows by hand, and `--print` says it without doing it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::guests;
+use crate::out;
+
+/// A backend listens within this, or is not going to.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Start a backend and its QEMU.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// What the guest is, as TOML; packaging/guest.toml is a sample. Flags override it.
+    file: Option<PathBuf>,
+    /// What admins call the guest.
+    #[arg(long)]
+    name: Option<String>,
+    /// The guest's memory, e.g. 2G.
+    #[arg(long)]
+    memory: Option<String>,
+    /// The guest's processors.
+    #[arg(long)]
+    cpus: Option<u32>,
+    /// QEMU's accelerator: kvm, or tcg,thread=multi.
+    #[arg(long)]
+    accel: Option<String>,
+    /// Say the two command lines, and start nothing.
+    #[arg(long)]
+    print: bool,
+    /// More of QEMU's own arguments: disks, networks, a screen.
+    #[arg(last = true)]
+    qemu: Vec<String>,
+}
+
+/// A guest, as its file has it.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Spec {
+    name: String,
+    backend: Backend,
+    qemu: Qemu,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Backend {
+    program: String,
+    args: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Qemu {
+    program: String,
+    memory: String,
+    cpus: u32,
+    accel: String,
+    /// Processes with queues of their own; each takes two of the device's.
+    slots: u32,
+    args: Vec<String>,
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self { program: "vhost-user-nvguest".into(), args: Vec::new() }
+    }
+}
+
+impl Default for Qemu {
+    fn default() -> Self {
+        Self {
+            program: "qemu-system-x86_64".into(),
+            memory: "2G".into(),
+            cpus: 2,
+            accel: "kvm".into(),
+            slots: 16,
+            args: Vec::new(),
+        }
+    }
+}
+
+impl Spec {
+    fn of(args: &Args) -> Result<Self> {
+        let mut spec = match &args.file {
+            Some(path) => Self::read(path)?,
+            None => Self::default(),
+        };
+        let Args { name, memory, cpus, accel, .. } = args;
+        spec.name = name.clone().unwrap_or(spec.name);
+        spec.qemu.memory = memory.clone().unwrap_or(spec.qemu.memory);
+        spec.qemu.cpus = cpus.unwrap_or(spec.qemu.cpus);
+        spec.qemu.accel = accel.clone().unwrap_or(spec.qemu.accel);
+        spec.qemu.args.extend(args.qemu.iter().cloned());
+        if spec.name.is_empty() {
+            bail!("the guest has no name; give --name, or name = \"…\" in a file");
+        }
+        Ok(spec)
+    }
+
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("{} cannot be read", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is not a guest's file", path.display()))
+    }
+
+    fn socket(&self) -> PathBuf {
+        guests::folder(&self.name).join("vhost.sock")
+    }
+
+    fn backend_command(&self) -> Vec<String> {
+        let own = [self.backend.program.clone(), "--name".into(), self.name.clone()];
+        own.into_iter().chain(self.backend.args.iter().cloned()).collect()
+    }
+
+    fn qemu_command(&self) -> Vec<String> {
+        let Qemu { program, memory, cpus, accel, slots, args } = &self.qemu;
+        let cpu = if accel.starts_with("kvm") { "host" } else { "max" };
+        // QEMU takes a doubled comma for one.
+        let socket = self.socket().display().to_string().replace(',', ",,");
+        let queues = 2 + 2 * slots;
+        let own = [
+            program.clone(),
+            "-accel".into(),
+            accel.clone(),
+            "-cpu".into(),
+            cpu.into(),
+            "-smp".into(),
+            cpus.to_string(),
+            "-m".into(),
+            memory.clone(),
+            "-object".into(),
+            format!("memory-backend-memfd,id=mem,size={memory},share=on"),
+            "-machine".into(),
+            "q35,memory-backend=mem".into(),
+            "-chardev".into(),
+            format!("socket,id=nv,path={socket}"),
+            "-device".into(),
+            format!(
+                "vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs={queues},vq_size=256,\
+                 config_size=64"
+            ),
+        ];
+        own.into_iter().chain(args.iter().cloned()).collect()
+    }
+}
+
+/// Starts both, and ends as QEMU does.
+pub fn run(args: &Args, json: bool) -> Result<ExitCode> {
+    let spec = Spec::of(args)?;
+    let (backend, qemu) = (spec.backend_command(), spec.qemu_command());
+    if args.print {
+        if json {
+            out::json(&json!({"backend": backend, "qemu": qemu}))?;
+        } else {
+            out::say(&format!("{} &\n{}\n", shell(&backend), shell(&qemu)))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut serving = Serving(start(&backend)?);
+    serving.await_socket(&spec.socket())?;
+    let status = start(&qemu)?.wait().context("Waiting for QEMU failed")?;
+    Ok(code(status))
+}
+
+fn start(command: &[String]) -> Result<Child> {
+    let (program, args) = command.split_first().context("An empty command")?;
+    let started = Command::new(program).args(args).spawn();
+    started.with_context(|| {
+        format!("{program} cannot be started; nvguest doctor says what is missing")
+    })
+}
+
+/// A backend, whose end is waited for.
+struct Serving(Child);
+
+impl Serving {
+    /// QEMU may start once the socket is there.
+    fn await_socket(&mut self, socket: &Path) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !socket.exists() {
+            if let Some(status) = self.0.try_wait().context("Looking for the backend failed")? {
+                bail!("the backend ended with {status} before it served; it said why above");
+            }
+            if Instant::now() >= deadline {
+                bail!("the backend does not listen on {} after {PATIENCE:?}", socket.display());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    fn ends_within(&mut self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while matches!(self.0.try_wait(), Ok(None)) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        true
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // A backend whose QEMU is gone ends by itself. One that QEMU never came to is told, and
+        // takes its sockets along; one that does not hear is killed.
+        if !self.ends_within(Duration::from_secs(2)) {
+            // CAST: a pid is a positive i32.
+            let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGTERM);
+            if !self.ends_within(Duration::from_secs(10)) {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+            }
+        }
+    }
+}
+
+/// A process's status as our own.
+fn code(status: ExitStatus) -> ExitCode {
+    ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// A command as a shell reads it.
+fn shell(command: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:+@%".contains(c);
+    let words = command.iter().map(|word| match word.chars().all(plain) && !word.is_empty() {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_is_a_guest_s_file() {
+        let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/guest.toml");
+        let spec = Spec::read(Path::new(sample)).unwrap();
+        assert_eq!(spec.name, "web");
+        assert!(spec.qemu_command().contains(&"q35,memory-backend=mem".to_owned()));
+    }
+
+    #[test]
+    fn a_word_that_is_none_is_named() {
+        let error = toml::from_str::<Spec>("nmae = \"web\"").unwrap_err().to_string();
+        assert!(error.contains("nmae"), "{error}");
+    }
+
+    #[test]
+    fn a_shell_reads_what_is_printed() {
+        let words = ["a b".to_owned(), "it's".to_owned(), "-m".to_owned(), String::new()];
+        assert_eq!(shell(&words), r"'a b' 'it'\''s' -m ''");
+    }
+}

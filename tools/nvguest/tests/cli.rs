@@ -1,0 +1,254 @@
+//! `nvguest`, run as an admin runs it, against real backends on the simulated card.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use nvguest_frontend::backend::wait_until;
+use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::{Guest, Options};
+use serde_json::Value;
+
+const LONG: Duration = Duration::from_secs(20);
+/// `RM_CONTROL` of a command that no profile has.
+const UNKNOWN: u32 = 0x7f_0001;
+
+fn nvguest() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_nvguest"))
+}
+
+fn backend() -> PathBuf {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "vhost-user-nvguest", "--bins"]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        assert!(cargo.status().expect("cargo").success(), "building what the tests run");
+    });
+    nvguest().with_file_name("vhost-user-nvguest")
+}
+
+/// A host with a runtime directory of its own.
+struct Host(tempfile::TempDir);
+
+/// A backend, killed at the end of a test, and its guest.
+struct Served {
+    child: Child,
+    guest: Arc<Guest>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Host {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn serve(&self, name: &str) -> Served {
+        let mut command = Command::new(backend());
+        command.args(["--host=sim", "--allow-root", "--log-level=error", "--name", name]);
+        let child = command.env("XDG_RUNTIME_DIR", self.0.path()).spawn().unwrap();
+        let folder = self.0.path().join("nvguest").join(name);
+        let (socket, admin) = (folder.join("vhost.sock"), folder.join("admin.sock"));
+        assert!(wait_until(LONG, || socket.exists() && admin.exists()));
+        let guest = Guest::connect(&socket, Options::default()).unwrap();
+        guest.probe().unwrap();
+        Served { child, guest }
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(nvguest());
+        command.args(args).env("XDG_RUNTIME_DIR", self.0.path()).output().unwrap()
+    }
+
+    fn says(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{args:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        let text = self.says(&[args, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    fn fails(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+/// Opens a card, makes memory, maps it, is refused something.
+fn use_card(served: &Served) -> Client {
+    let client = Client::new(&served.guest.process(100)).unwrap();
+    let memory = client.memory(Where::Video, 65536).unwrap();
+    client.map(Where::Video, memory, 65536).unwrap();
+    client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
+    client.attached_ids().unwrap();
+    client
+}
+
+#[test]
+fn list_finds_backends_by_their_sockets_and_says_which_are_gone() {
+    let host = Host::new();
+    assert!(host.says(&["list"]).starts_with("no guest in "));
+    let (_db, mut web) = (host.serve("db"), host.serve("web"));
+    let list = host.json(&["list"]);
+    let found = |at: usize| (list[at]["guest"].as_str(), list[at]["state"].as_str());
+    assert_eq!(found(0), (Some("db"), Some("serving")));
+    assert_eq!(found(1), (Some("web"), Some("serving")));
+    assert_eq!(list[1]["status"]["pid"], web.child.id());
+    assert_eq!(list.as_array().unwrap().len(), 2);
+    // Killed, it cannot take its sockets along.
+    web.child.kill().unwrap();
+    web.child.wait().unwrap();
+    let text = host.says(&["list"]);
+    assert!(text.contains("gone (killed"), "{text}");
+    assert!(host.fails(&["show", "web"]).contains("is its backend there"));
+}
+
+#[test]
+fn an_unknown_guest_is_answered_with_those_that_are_there() {
+    let host = Host::new();
+    let _db = host.serve("db");
+    assert!(host.fails(&["show", "web"]).contains("there is no guest \"web\": there are db"));
+    assert!(host.fails(&["top", "web", "--once"]).contains("there are db"));
+}
+
+#[test]
+fn show_and_refusals_say_what_a_guest_did() {
+    let host = Host::new();
+    let web = host.serve("web");
+    let _client = use_card(&web);
+    let status = host.json(&["show", "web"]);
+    assert_eq!(status["placements"], 1);
+    assert!(status["latency"]["control"]["calls"].as_u64() > Some(0));
+    let text = host.says(&["show", "web"]);
+    assert!(text.contains("1 placements, 64 KiB") && text.contains("control"), "{text}");
+    let refused = host.json(&["refusals", "web"]);
+    assert_eq!(refused["refusals"][0]["what"], "control 0x7f0001");
+    assert!(host.says(&["refusals", "web"]).contains("control 0x7f0001"));
+    let metrics = host.says(&["metrics", "web"]);
+    assert!(metrics.contains("nvguest_placements{guest=\"web\"} 1\n"), "{metrics}");
+    // By its socket too.
+    let socket = host.0.path().join("nvguest/web/admin.sock");
+    assert_eq!(host.json(&["show", socket.to_str().unwrap()])["name"], "web");
+}
+
+#[test]
+fn limits_are_shown_and_set() {
+    let host = Host::new();
+    let web = host.serve("web");
+    assert_eq!(host.json(&["limits", "web"])["limits"]["files"]["guest"], 16_384);
+    let answer = host.json(&["limits", "web", "files=1", "process-bytes=1M"]);
+    assert_eq!(answer["limits"]["files"]["guest"], 1);
+    assert_eq!(answer["limits"]["bytes"]["process"], 1 << 20);
+    let process = web.guest.process(100);
+    process.open("nvidiactl").unwrap();
+    assert!(process.open("nvidiactl").is_err());
+    assert!(host.fails(&["limits", "web", "fils=1"]).contains("there are processes, files"));
+    let error = host.fails(&["limits", "web", "--weight=101"]);
+    assert!(error.contains("from 1 to 100"), "{error}");
+    let answer = host.json(&["limits", "web", "--weight=20", "--vram=1G"]);
+    assert_eq!((&answer["weight"], &answer["vram"]), (&20.into(), &(1_u64 << 30).into()));
+    assert!(host.says(&["limits", "web"]).contains("at once"));
+}
+
+#[test]
+fn top_looks_twice_and_says_what_was_done_between() {
+    let host = Host::new();
+    let web = host.serve("web");
+    let client = use_card(&web);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let rows = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                client.attached_ids().unwrap();
+            }
+        });
+        let rows = host.json(&["top", "--once", "-n", "0.3"]);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        rows
+    });
+    let row = &rows[0];
+    assert_eq!((row["guest"].as_str(), row["processes"].as_u64()), (Some("web"), Some(1)));
+    assert!(row["requests"]["ioctl"].as_f64() > Some(1.0), "{row}");
+    assert_eq!(row["requests"]["hello"], 0.0);
+    assert!(row["p50_us"].as_u64() <= row["p99_us"].as_u64(), "{row}");
+    assert!(row["p99_us"].as_u64() > Some(0), "{row}");
+    let text = host.says(&["top", "--once", "-n", "0.05"]);
+    assert!(text.starts_with("GUEST") && text.lines().count() == 2, "{text}");
+}
+
+#[test]
+fn run_prints_the_commands_that_it_would_run() {
+    let host = Host::new();
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/guest.toml");
+    let text = host.says(&["run", sample, "--print", "--memory=8G", "--", "-s"]);
+    let socket = host.0.path().join("nvguest/web/vhost.sock").display().to_string();
+    assert!(text.starts_with("vhost-user-nvguest --name web --gpu=0"), "{text}");
+    assert!(text.contains(&format!("-chardev socket,id=nv,path={socket}")), "{text}");
+    assert!(text.contains("memory-backend-memfd,id=mem,size=8G,share=on"), "{text}");
+    assert!(text.ends_with("-nographic -s\n"), "{text}");
+    assert!(host.fails(&["run", "--print"]).contains("has no name"));
+}
+
+#[test]
+fn run_starts_qemu_when_the_backend_listens_and_ends_as_it_does() {
+    let host = Host::new();
+    let folder = host.0.path();
+    // In place of QEMU: a program that finds the socket and ends with a code of its own.
+    let qemu = folder.join("qemu");
+    let script = format!(
+        "#!/bin/sh\ntest -S {}/nvguest/web/vhost.sock && echo \"$@\" && exit 7\nexit 1\n",
+        folder.display()
+    );
+    std::fs::write(&qemu, script).unwrap();
+    std::fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let file = folder.join("web.toml");
+    let text = format!(
+        "name = \"web\"\n[backend]\nprogram = {:?}\nargs = [\"--host=sim\", \"--allow-root\"]\n\
+         [qemu]\nprogram = {qemu:?}\n",
+        backend()
+    );
+    std::fs::write(&file, text).unwrap();
+    let output = host.run(&["run", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("virtio-id=38,num_vqs=34"));
+    assert!(!folder.join("nvguest/web/vhost.sock").exists(), "the backend is gone, and cleanly");
+}
+
+#[test]
+fn doctor_says_what_to_do_about_what_is_missing() {
+    let host = Host::new();
+    let backend = backend().display().to_string();
+    let output = host.run(&["doctor", "--json", "--qemu=/none", "--backend", &backend]);
+    assert_eq!(output.status.code(), Some(1));
+    let checks: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let check = |what: &str| {
+        let checks = checks.as_array().unwrap();
+        checks
+            .iter()
+            .find(|check| check["what"] == what)
+            .unwrap_or_else(|| panic!("{what}"))
+            .clone()
+    };
+    assert_eq!(check("qemu")["verdict"], "fail");
+    assert!(check("qemu")["todo"].as_str().unwrap().contains("QEMU 11.1"));
+    assert_eq!(check("backend")["verdict"], "ok");
+    assert!(!check("sandbox")["found"].as_str().unwrap().is_empty());
+    for what in ["driver", "nodes", "kvm", "address bits", "descriptors", "sockets"] {
+        let check = check(what);
+        assert_eq!(check["verdict"] == "ok", check["todo"] == "", "{check}");
+    }
+}
