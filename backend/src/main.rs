@@ -12,6 +12,7 @@
 //! - `policy`: may it?
 //! - `marshal`: every pointer aimed at our own memory, every descriptor at our own file
 //! - `host`: the driver's own nodes, or a simulated card
+//! - `limits`, `budgets`: what a guest may have of us, and of the card
 //! - `wire`: the messages
 
 use std::fs::File;
