@@ -209,7 +209,9 @@ impl Broker {
                 let granted = self.shares.hold(WORKER, resource, second);
                 self.answer(message, Kind::Held, granted.map(|granted| [granted, 0]));
             }
-            Kind::Files | Kind::Refused | Kind::Event => {}
+            // There is no budget.
+            Kind::Charge => self.answer(message, Kind::Charged, Ok([first, u64::MAX])),
+            Kind::Files | Kind::Refused | Kind::Event | Kind::Credit | Kind::Sliced => {}
             kind => panic!("a worker does not say {kind:?}"),
         }
     }
