@@ -20,16 +20,7 @@ out=${OUT:-out}
 mkdir -p "$out"
 exec > >(tee "$out/log.txt") 2>&1
 
-nvidia=/usr/local/nvidia
-if ! ldconfig -p | grep -q libvulkan.so.1; then
-  for package in "$bundle"/*.deb; do dpkg -x "$package" /; done
-  ldconfig
-fi
-if [ -d $nvidia ]; then
-  export LD_LIBRARY_PATH=$nvidia/lib64
-  export VK_DRIVER_FILES=$nvidia/share/vulkan/icd.d/nvidia_icd.json
-  export __EGL_VENDOR_LIBRARY_FILENAMES=$nvidia/share/glvnd/egl_vendor.d/10_nvidia.json
-fi
+. "$(dirname "$0")/vulkan.sh" "$bundle"
 
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 # Runs nesprobe for at most so many seconds and says how it ended.

@@ -12,16 +12,7 @@ work=$(mktemp -d)
 mkdir -p "$out" "$work/turns"
 exec > >(tee "$out/log.txt") 2>&1
 
-nvidia=/usr/local/nvidia
-if ! ldconfig -p | grep -q libvulkan.so.1; then
-  for package in "$loaders"/*.deb; do dpkg -x "$package" /; done
-  ldconfig
-fi
-if [ -d $nvidia ]; then
-  export LD_LIBRARY_PATH=$nvidia/lib64
-  export VK_DRIVER_FILES=$nvidia/share/vulkan/icd.d/nvidia_icd.json
-  export __EGL_VENDOR_LIBRARY_FILENAMES=$nvidia/share/glvnd/egl_vendor.d/10_nvidia.json
-fi
+. "$(dirname "$0")/vulkan.sh" "$loaders"
 
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 nesprobe() { timeout 60 "$loaders/nesprobe" "$@"; }

@@ -11,17 +11,9 @@ work=$(mktemp -d)
 mkdir -p "$out"
 exec > >(tee "$out/log.txt") 2>&1
 
-nvidia=/usr/local/nvidia
+. "$(dirname "$0")/vulkan.sh" "$loaders"
 smi=$(command -v nvidia-smi)
-if ! ldconfig -p | grep -q libvulkan.so.1; then
-  for package in "$loaders"/*.deb; do dpkg -x "$package" /; done
-  ldconfig
-fi
-if [ -d $nvidia ]; then
-  export LD_LIBRARY_PATH=$nvidia/lib64
-  export VK_DRIVER_FILES=$nvidia/share/vulkan/icd.d/nvidia_icd.json
-  smi=$nvidia/bin/nvidia-smi
-fi
+if [ -d "$nvidia" ]; then smi=$nvidia/bin/nvidia-smi; fi
 
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 used() { "$smi" --query-gpu=memory.used --format=csv,noheader,nounits; }
