@@ -22,6 +22,8 @@ pub mod exports;
 pub mod mapping;
 pub mod objects;
 pub mod readiness;
+#[cfg(test)]
+mod rig;
 pub mod serve;
 pub mod session;
 pub mod share;

@@ -214,25 +214,29 @@ impl Server {
     fn run(&self, bench: &mut Bench) {
         let mut armed = false;
         loop {
-            let (leading, work, more) = self.next(armed);
-            armed = Kind::from_number(work.header.kind.get()) == Some(Kind::Arm);
-            let Some((work, file)) = self.admit(work, bench) else { continue };
-            let leading = if more || !self.is_quick(&work) {
-                self.leave(leading);
-                None
-            } else {
-                Some(leading)
-            };
-            self.serve(work, file.as_deref(), bench);
-            let mut leading = leading;
-            while let Some(work) = file.as_ref().and_then(|file| file.next()) {
-                // The backlog of a file is served without the lead: others go on meanwhile.
-                if let Some(leading) = leading.take() {
-                    self.leave(leading);
-                }
-                self.serve(work, file.as_deref(), bench);
-            }
+            armed = self.turn(bench, armed);
         }
+    }
+
+    /// Serves one request; whether it was an ARM.
+    fn turn(&self, bench: &mut Bench, armed: bool) -> bool {
+        let (leading, work, more) = self.next(armed);
+        // What a request is, is known once it was admitted.
+        let Some((work, file)) = self.admit(work, bench) else { return false };
+        let armed = work.kind() == Some(Kind::Arm);
+        let mut leading = Some(leading);
+        if let Some(leading) = leading.take_if(|_| more || !self.is_quick(&work)) {
+            self.leave(leading);
+        }
+        self.serve(work, file.as_deref(), bench);
+        while let Some(work) = file.as_ref().and_then(|file| file.next()) {
+            // The backlog of a file is served without the lead: others go on meanwhile.
+            if let Some(leading) = leading.take() {
+                self.leave(leading);
+            }
+            self.serve(work, file.as_deref(), bench);
+        }
+        armed
     }
 
     /// Serves all that was submitted, on this thread: a server that was started with none of
@@ -335,7 +339,7 @@ impl Server {
                 return None;
             }
         }
-        let opens = Kind::from_number(work.header.kind.get()) == Some(Kind::Open);
+        let opens = work.kind() == Some(Kind::Open);
         let file = self.session.file(work.header.file.get()).filter(|_| !opens);
         if file.is_none() && !opens {
             self.reply(work, bench, Err(Errno::EBADF));
@@ -358,7 +362,7 @@ impl Server {
     fn count(&self, mut work: Work, file: Option<&GuestFile>, bench: &mut Bench) -> Option<Work> {
         let taken = self.session.share.take(work.message.request.len());
         work.counted = true;
-        let kind = Kind::from_number(work.header.kind.get());
+        let kind = work.kind();
         if taken.is_ok() || matches!(kind, Some(Kind::Close | Kind::Unmap)) {
             return Some(work);
         }
@@ -377,7 +381,7 @@ impl Server {
     /// was slow before is not tried again; opening a card, mapping, allocating and
     /// waiting may take long.
     fn is_quick(&self, work: &Work) -> bool {
-        match Kind::from_number(work.header.kind.get()) {
+        match work.kind() {
             Some(Kind::Arm) => true,
             Some(Kind::Ioctl) => {
                 control_of(work).is_some_and(|command| !lock(&self.slow).contains(&command))
@@ -416,7 +420,7 @@ impl Server {
         let session = &*self.session;
         let body = &work.message.request[size_of::<wire::ReqHeader>()..];
         let room = work.room().saturating_sub(size_of::<wire::RespHeader>());
-        let kind = Kind::from_number(work.header.kind.get());
+        let kind = work.kind();
         if let Some(kind) = kind {
             session.page().count(Word::Request(kind));
         }
@@ -571,6 +575,36 @@ fn control_of(work: &Work) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::link::Message as Told;
+    use crate::worker::rig;
+
+    /// A request with nothing behind its header.
+    fn bare(kind: Kind, file: u32) -> Told {
+        let header = wire::ReqHeader {
+            kind: (kind as u32).into(),
+            file: file.into(),
+            len: (size_of::<wire::ReqHeader>() as u32).into(),
+            ..Default::default()
+        };
+        let payload = header.as_bytes().to_vec();
+        Told { kind: link::Kind::Request, tag: 1, words: [64, 0, 0, 0], payload, fds: Vec::new() }
+    }
+
+    #[test]
+    fn after_an_arm_that_was_served_its_event_is_looked_for_and_after_nothing_else() {
+        let session = Arc::new(rig::session());
+        let body = wire::OpenReq::default();
+        let opened = session.open(&wire::Caller::default(), body.as_bytes()).unwrap();
+        let server = Server::start(0, session, rig::broker()).unwrap();
+        let mut bench = Bench { scratch: Scratch::new().unwrap(), reply: Vec::new() };
+        let mut turn = |kind, file| {
+            server.submit(bare(kind, file));
+            server.turn(&mut bench, false)
+        };
+        assert!(turn(Kind::Arm, opened.file.get()));
+        assert!(!turn(Kind::Arm, opened.file.get() + 1), "no such file");
+        assert!(!turn(Kind::Close, opened.file.get()));
+    }
 
     #[test]
     fn events_that_come_late_are_looked_for_rarely_and_soon_again_when_they_come_early() {

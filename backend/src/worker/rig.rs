@@ -1,0 +1,64 @@
+//! What tests of a worker's parts stand on.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvguest_abi::FileKind;
+
+use super::session::{Common, Session};
+use super::start::{HostKind, Process, Start};
+use super::upstream::Upstream;
+use crate::budgets::VramMode;
+use crate::host::sim::{SimCard, SimHost, SimOptions};
+use crate::host::Node;
+use crate::rate::Rates;
+use crate::transport::link::{Kind, Message, Receiver, Sender};
+use crate::transport::page::SlotPage;
+
+/// A broker that lets its worker have all that it asks for.
+pub fn broker() -> Arc<Upstream> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let sender = Sender::new(ours, Duration::from_secs(1)).unwrap();
+    let upstream = Arc::new(Upstream::new(sender));
+    let answered = Arc::clone(&upstream);
+    let mut receiver = Receiver::new(theirs);
+    receiver.set_patience(Some(Duration::from_secs(1))).unwrap();
+    std::thread::spawn(move || {
+        while let Ok(Some(message)) = receiver.receive() {
+            let words = [0, message.words[1], 0, 0];
+            answered.hear(Message { kind: Kind::Held, words, ..message });
+        }
+    });
+    upstream
+}
+
+/// A session on the simulated card, whose guest has a control node.
+pub fn session() -> Session {
+    let card = SimCard::create(SimCard::DEFAULT_SIZE).unwrap();
+    let host = Arc::new(SimHost::new(card, SimOptions::default()).unwrap());
+    let node = Node { path: String::new(), kind: FileKind::Ctl, minor: 255 };
+    let start = Start {
+        worker: 1,
+        host: HostKind::Sim,
+        process: Process::default(),
+        poll_us: 0,
+        max_placements: 0,
+        arena_size: 0,
+        max_own_placements: 0,
+        lines: 0,
+        disables: 0,
+        own_disables: 0,
+        own_user: false,
+        vram_mode: VramMode::Limit,
+        weight: 10,
+        compiled: Arc::default(),
+        nodes: Arc::new(vec![Some(node)]),
+    };
+    let common = Common {
+        page: Arc::new(SlotPage::create().unwrap()),
+        rates: Arc::new(Rates::create().unwrap()),
+        arena: None,
+    };
+    Session::new(start, host, broker(), common).unwrap()
+}
