@@ -103,6 +103,14 @@ else
   echo 'no Vulkan device: set LD_LIBRARY_PATH to a loader, VK_DRIVER_FILES to the driver'
 fi
 
+section "where a device's time goes"
+timeout 60 "$bundle/nvguest-loopback" --native --trace "$work/vk-native" -- "$bundle/nesprobe" --latency 10 > /dev/null
+for how in '' --prompt; do
+  guest --trusting --attentive $how --trace "$work/vk-guest$how" -- "$bundle/nesprobe" --latency 10 > /dev/null
+done
+"$(dirname "$0")/../loopback/where.py" "$work/vk-native" "$work/vk-guest--prompt" "$work/vk-guest" | tee "$out/where.txt"
+cut -d' ' -f2- "$work/vk-guest" | gzip > "$out/trace-vk.txt.gz"
+
 section 'two hundred devices, one after another'
 if [ -z "${QUICK:-}" ] && timeout 20 "$bundle/nesprobe" --list > /dev/null; then
   guest --trusting -- "$bundle/nesprobe" --cycles 200 > "$work/cycles" 2>&1 &

@@ -52,9 +52,15 @@ pub struct Args {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Load")]
 pub struct Load {
-    /// Dependent steps of arithmetic for each pixel
+    /// Dependent steps of arithmetic for each pixel of a pass
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub cost: u32,
+
+    /// Draw the picture so many times a frame, each time at the cost and when the last is done;
+    /// a card that several programs use goes from one to another only where a draw ends
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub passes: u32,
 
     /// Find the cost whose median frame takes MS, within 1 %, then run with it
     #[arg(long, value_name = "MS", value_parser = positive, conflicts_with = "mode")]

@@ -24,6 +24,7 @@ struct Summary<'a> {
     width: u32,
     height: u32,
     cost: u32,
+    passes: u32,
     calibrated_ms: Option<f64>,
     frames_in_flight: u32,
     wait: &'static str,
@@ -67,8 +68,7 @@ pub fn bench(setup: &Setup, args: &Args) -> Result<()> {
 
 fn measure(setup: &Setup, options: &Options, quiet: bool) -> Result<Measured> {
     let Options { cost, wait, .. } = *options;
-    let extent = (options.width, options.height);
-    let mut load = Load::new(&setup.device, extent, cost, options.frames_in_flight)?;
+    let mut load = Load::new(&setup.device, options)?;
     let plan = Plan { time: options.warmup, frames: usize::MAX, period: None, wait };
     let warm = frames::draw(&mut load, &plan)?.frames.len();
     let target = options.calibrate;
@@ -103,6 +103,7 @@ fn summarise<'a>(setup: &'a Setup, options: &Options, measured: &Measured) -> Re
         width: options.width,
         height: options.height,
         cost: found.map_or(options.cost, |it| it.cost),
+        passes: options.passes,
         calibrated_ms: found.map(|it| it.ms),
         frames_in_flight: options.frames_in_flight,
         wait: match options.wait {
@@ -126,8 +127,8 @@ fn summarise<'a>(setup: &'a Setup, options: &Options, measured: &Measured) -> Re
 fn tell(it: &Summary<'_>) {
     report::device(it.device);
     report::line(format_args!(
-        "load       {}x{}, cost {}, {} in flight, wait: {}",
-        it.width, it.height, it.cost, it.frames_in_flight, it.wait
+        "load       {}x{}, cost {} in {} passes, {} in flight, wait: {}",
+        it.width, it.height, it.cost, it.passes, it.frames_in_flight, it.wait
     ));
     report::line(format_args!("warm-up    {} frames, left out", it.warmup_frames));
     let early = if it.interrupted { ", ended early" } else { "" };

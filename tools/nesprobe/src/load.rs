@@ -1,13 +1,13 @@
-//! The load: a triangle over the whole picture, recorded once for each frame in flight.
+//! The load: triangles over the whole picture, recorded once for each frame in flight.
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::args::Wait;
+use crate::args::{Load as Options, Wait};
 use crate::error::Result;
 use crate::shaders;
-use crate::vk::{Clock, Commands, Device, Draw, Fence, Graphics, Style, Target, Waited};
+use crate::vk::{Clock, Commands, Device, Draw, Fence, Graphics, Recorder, Style, Target, Waited};
 
 /// Frames that are ready to be submitted.
 pub struct Load {
@@ -15,6 +15,7 @@ pub struct Load {
     slots: Vec<Slot>,
     target: Rc<Target>,
     pipeline: Rc<Graphics>,
+    passes: u32,
 }
 
 /// What one frame in flight takes.
@@ -25,28 +26,48 @@ struct Slot {
 }
 
 impl Load {
-    /// Makes all that so many frames in flight take.
-    pub fn new(device: &Arc<Device>, extent: (u32, u32), cost: u32, slots: u32) -> Result<Load> {
-        let target = Target::new(device, extent, false)?;
+    /// Makes all that the frames in flight take.
+    pub fn new(device: &Arc<Device>, options: &Options) -> Result<Load> {
+        let target = Target::new(device, (options.width, options.height), false)?;
         let code = [shaders::SCREEN, shaders::COST];
         let pipeline = Graphics::new(device, &target, code, Style::PLAIN)?;
-        let slots = (0..slots)
+        let slots = (0..options.frames_in_flight)
             .map(|_| {
                 let clock = Clock::new(device, &device.graphics)?;
-                let commands = record(device, &target, &pipeline, cost, clock.as_ref())?;
+                let commands = Commands::record(device, &device.graphics, |_| {})?;
                 Ok(Slot { commands, fence: Fence::new(device)?, clock })
             })
             .collect::<Result<_>>()?;
-        Ok(Load { device: device.clone(), slots, target, pipeline })
+        let passes = options.passes;
+        let mut load = Load { device: device.clone(), slots, target, pipeline, passes };
+        load.set_cost(options.cost)?;
+        Ok(load)
     }
 
     /// Records anew, at another cost. No frame may be in flight.
     pub fn set_cost(&mut self, cost: u32) -> Result<()> {
-        for slot in &mut self.slots {
-            let clock = slot.clock.as_ref();
-            slot.commands = record(&self.device, &self.target, &self.pipeline, cost, clock)?;
+        for slot in 0..self.slots.len() {
+            self.slots[slot].commands = self.record(cost, self.slots[slot].clock.as_ref())?;
         }
         Ok(())
+    }
+
+    fn record(&self, cost: u32, clock: Option<&Rc<Clock>>) -> Result<Commands> {
+        let constants = cost.to_ne_bytes().to_vec();
+        let pipeline = self.pipeline.clone();
+        let draw = [Draw { pipeline, constants, vertices: 3, scissor: None }];
+        let frame = |recorder: &mut Recorder<'_>| {
+            for pass in 0..self.passes {
+                if pass > 0 {
+                    recorder.barrier();
+                }
+                recorder.draw(&self.target, [0.0; 4], &draw);
+            }
+        };
+        Commands::record(&self.device, &self.device.graphics, |recorder| match clock {
+            Some(clock) => recorder.timed(clock, frame),
+            None => frame(recorder),
+        })
     }
 
     /// How many frames can be in flight.
@@ -85,19 +106,4 @@ impl Load {
         slot.fence.reset()?;
         slot.clock.as_ref().map(|it| it.milliseconds()).transpose()
     }
-}
-
-fn record(
-    device: &Arc<Device>,
-    target: &Rc<Target>,
-    pipeline: &Rc<Graphics>,
-    cost: u32,
-    clock: Option<&Rc<Clock>>,
-) -> Result<Commands> {
-    let constants = cost.to_ne_bytes().to_vec();
-    let draw = [Draw { pipeline: pipeline.clone(), constants, vertices: 3, scissor: None }];
-    Commands::record(device, &device.graphics, |recorder| match clock {
-        Some(clock) => recorder.timed(clock, |it| it.draw(target, [0.0; 4], &draw)),
-        None => recorder.draw(target, [0.0; 4], &draw),
-    })
 }

@@ -165,8 +165,9 @@ fn event_to_wake(session: &Session, count: u64) -> Result<Times> {
 }
 
 /// Both ways between two processes by eventfds: what a kick and a call cost at least. The
-/// other side works for so long before it answers: who sleeps longer is woken later.
-fn ping_pong(count: u64, work: Duration) -> Result<Times> {
+/// other side works for so long before it answers, and both rest before each round: who sleeps
+/// longer is woken later.
+fn ping_pong(count: u64, work: Duration, rest: Duration) -> Result<Times> {
     use nix::sys::eventfd::EventFd;
     let answer = |pong: &EventFd| {
         let start = Instant::now();
@@ -188,6 +189,9 @@ fn ping_pong(count: u64, work: Duration) -> Result<Times> {
         Err(errno) => return Err(rm::io("fork")(errno.into())),
     };
     let times = Times::of(count, || {
+        if !rest.is_zero() {
+            std::thread::sleep(rest);
+        }
         timed(|| {
             let rung = ping.write(1).and_then(|_| pong.read());
             rung.map(drop).map_err(|e| rm::io("a ring")(e.into()))
@@ -199,8 +203,10 @@ fn ping_pong(count: u64, work: Duration) -> Result<Times> {
 }
 
 fn floors(scale: impl Fn(u64) -> u64) {
-    report("eventfd ping-pong", ping_pong(scale(20_000), Duration::ZERO));
-    report("ping-pong, 4 us of work", ping_pong(scale(20_000), Duration::from_micros(4)));
+    const NONE: Duration = Duration::ZERO;
+    report("eventfd ping-pong", ping_pong(scale(20_000), NONE, NONE));
+    report("ping-pong, 4 us of work", ping_pong(scale(20_000), Duration::from_micros(4), NONE));
+    report("ping-pong, 300 us rest", ping_pong(scale(2000), NONE, Duration::from_micros(300)));
     report("direct ioctl", direct_ioctl(scale(20_000)));
     report("direct mmap 64 KiB", direct_map(scale(2000), 64 << 10));
     report("direct mmap 64 MiB", direct_map(scale(500), 64 << 20));

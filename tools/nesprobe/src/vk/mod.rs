@@ -23,7 +23,7 @@ mod sync;
 
 pub use ash::vk::MemoryPropertyFlags;
 pub use clock::Clock;
-pub use commands::{Commands, Draw};
+pub use commands::{Commands, Draw, Recorder};
 pub use device::{Device, Queue};
 pub use external::{export, import_fd, import_host, Exported, HostPages};
 pub use instance::{choose, Instance, Physical};

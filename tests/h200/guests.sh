@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# Several guests under QEMU on one card: equal shares beside as many native processes, shares by
+# weight, budgets. The guests are booted once and get their weights and budgets while they run.
+# About 150 s on 16 processors. Run as root: it unpacks Vulkan loaders into /.
+# Usage: OUT=folder tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
+# The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
+set -u
+bundle=$(realpath "${1:-.bundle}")
+loaders=$(realpath "${2:-.nesprobe}")
+out=${OUT:-out}
+guests=${GUESTS:-8}
+work=$(mktemp -d)
+mkdir -p "$out"
+exec > >(tee "$out/log.txt") 2>&1
+
+. "$(dirname "$0")/vulkan.sh" "$loaders"
+
+section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; }
+nesprobe() { timeout 90 "$loaders/nesprobe" "$@"; }
+await() {
+  local until=$((SECONDS + $3))
+  until grep -q "$2" "$1" 2>/dev/null; do
+    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
+    sleep 0.02
+  done
+}
+# A request to a guest's backend, as JSON, and its answer.
+ask() {
+  python3 -c 'import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
+s.sendall(json.dumps({"schema": 1} | json.loads(sys.argv[2])).encode() + b"\n")
+answer = json.load(s.makefile())
+print(json.dumps(answer.get("answer", answer)))' "$work/$1/admin" "$2"
+}
+limit() { ask "$1" "{\"request\":\"limits\",\"set\":{$2}}" > /dev/null; }
+account() { ask "$1" '{"request":"status"}' | python3 -c 'import json, sys
+it = json.load(sys.stdin); print({key: it[key] for key in ("vram", "weight", "slice_refused")})'; }
+
+# A guest that does what the files 1, 2, 3, … in its folder say, one after another.
+boot() {
+  local i=$1
+  shift
+  mkdir -p "$work/$i/turns" && echo 0 > "$work/$i/turn"
+  "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/$i/logs" --timeout 500 --cpus 1 --memory 1536 \
+    --share "$work/$i/turns:/mnt/turns" --backend-arg=--admin-socket --backend-arg="$work/$i/admin" "$@" --run '
+    i=1
+    while :; do
+      until [ -e /mnt/turns/$i ]; do sleep 0.02; done
+      command=$(cat /mnt/turns/$i); [ "$command" = end ] && break
+      echo "BEGIN $i"; eval "$command"; echo "END $i $?"; i=$((i + 1))
+    done' > "$work/$i/out" 2>&1 &
+}
+# Tells a guest its next command.
+order() {
+  local i=$1 n
+  shift
+  n=$(($(cat "$work/$i/turn") + 1))
+  echo $n > "$work/$i/turn"
+  printf '%s\n' "$*" > "$work/$i/turns/$n.new" && mv "$work/$i/turns/$n.new" "$work/$i/turns/$n"
+}
+# What its last command said, once that has ended.
+outcome() {
+  local n; n=$(cat "$work/$1/turn")
+  await "$work/$1/out" "^END $n " "${2:-60}" || return 1
+  sed -n "/^BEGIN $n\$/,/^END $n /p" "$work/$1/out" | sed '1d;$d'
+}
+turn() { order "$@"; outcome "$1"; }
+
+# Draws for so many seconds in each of `native` and numbers of guests, begun together once all are warm.
+run() {
+  local name=$1 seconds=$2 i=0 way gate gates=() pids=() ways
+  shift 2
+  ways=("$@")
+  go=$((${go:-0} + 1))
+  local load="$options --seconds $seconds --warmup 0.5 --barrier --json"
+  for way in "${ways[@]}"; do
+    if [ "$way" = native ]; then
+      rm -f "$work/gate-$i"; mkfifo "$work/gate-$i"
+      # Open for both, so that neither side waits for the other.
+      exec {gate}<>"$work/gate-$i"; gates+=("$gate")
+      nesprobe $load < "$work/gate-$i" > "$work/frames-$i" 2>> "$out/stderr.txt" & pids+=($!)
+      await "$work/frames-$i" '^ready' 30 || return 1
+    else
+      order "$way" "(until [ -e /mnt/turns/go-$go ]; do sleep 0.01; done; echo) | nesprobe $load"
+    fi
+    i=$((i + 1))
+  done
+  for way in "${ways[@]}"; do
+    [ "$way" = native ] && continue
+    until sed -n "/^BEGIN $(cat "$work/$way/turn")\$/,\$p" "$work/$way/out" | grep -q '^ready'; do sleep 0.05; done
+  done
+  for way in "${ways[@]}"; do [ "$way" = native ] || touch "$work/$way/turns/go-$go"; done
+  for gate in "${gates[@]}"; do echo go >&"$gate"; done
+  [ ${#pids[@]} -eq 0 ] || wait "${pids[@]}"
+  for gate in "${gates[@]}"; do exec {gate}>&-; done
+  for i in "${!ways[@]}"; do
+    way=${ways[$i]}
+    if [ "$way" = native ]; then line=$(tail -1 "$work/frames-$i"); weight=null
+    else line=$(outcome "$way" | grep '^{' | tail -1); weight=$(cat "$work/$way/weight" 2>/dev/null || echo 10); fi
+    echo "{\"run\":\"$name\",\"way\":\"$way\",\"weight\":$weight,\"result\":$line}"
+  done > "$work/run.jsonl"
+  cat "$work/run.jsonl" >> "$out/runs.jsonl"
+  python3 - "$work/run.jsonl" <<'P'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+fps = [line["result"]["fps"] for line in lines]
+total = sum(fps)
+shares = " ".join(f"{line['way']}{'' if line['weight'] is None else ':' + str(line['weight'])}={it:.2f}({it / total:.3f})" for line, it in zip(lines, fps))
+p50, p99 = (" ".join(f"{line['result']['frame_ms'][name]:.1f}" for line in lines) for name in ("p50", "p99"))
+print(f"{lines[0]['run']}: sum {total:.2f} fps, spread {(max(fps) - min(fps)) / (total / len(fps)):.3f} of the mean; {shares}; p50 ms {p50}; p99 ms {p99}", flush=True)
+P
+}
+weigh() { limit "$1" "\"weight\":\"$2\""; echo "$2" > "$work/$1/weight"; }
+weights() { local i=0 weight; for weight in "$@"; do weigh $i "$weight"; i=$((i + 1)); done; }
+these() { seq -s ' ' 0 $(($1 - 1)); }
+natives() { printf 'native %.0s' $(seq "$1"); }
+calibrated() { nesprobe --calibrate 10 --passes "$1" --seconds 0.5 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1; }
+
+section machine
+uname -srm
+echo "bundle: $(cat "$bundle/commit" 2>/dev/null), nesprobe: $(cat "$loaders/commit")"
+nvidia-smi -L
+echo "card: $(used) MiB used"
+last=$((guests - 1))
+for i in $(seq 0 $((guests - 2))); do boot "$i"; done
+boot $last --backend-arg=--vram=16G --backend-arg=--vram-mode=profile
+for i in $(seq 0 $last); do turn "$i" true || tail -5 "$work/$i/out"; done
+echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
+one=$(calibrated 1); passes=20; many=$(calibrated $passes)
+echo "cost of a 10 ms frame: $one in one pass, $many in each of $passes"
+
+section 'equal guests, beside as many native processes: frames of one draw'
+options="--cost $one"
+for count in 1 2 4 8; do
+  [ $count -le "$guests" ] || continue
+  run "native-$count" 3 $(natives $count)
+  run "guests-$count" 3 $(these $count)
+done
+
+section 'the same, two frames in flight: what a program that does not wait for each frame has'
+options="--cost $one --frames-in-flight 2"
+for count in 1 4; do
+  run "native-$count-queued" 3 $(natives $count)
+  run "guests-$count-queued" 3 $(these $count)
+done
+
+section "weights: frames of $passes draws"
+options="--cost $many --passes $passes"
+run weights-native 4 native native native
+weights 10 10 10; run weights-10-10-10 4 0 1 2
+weights 10 20 40; run weights-10-20-40 6 0 1 2
+for i in 0 1 2; do account $i; done
+weights 1 2 4; run weights-1-2-4 6 0 1 2
+weights 1; run weight-1-alone 3 0
+weights 10; run weight-10-beside-native 4 0 native
+section "weights: two frames of $passes draws in flight"
+options="--cost $many --passes $passes --frames-in-flight 2"
+weights 10 20 40; run weights-10-20-40-queued 6 0 1 2
+weights 1 2 4; run weights-1-2-4-queued 6 0 1 2
+section 'weights: frames of one draw, which the card does not leave in the middle'
+options="--cost $one"
+weights 10 20 40; run weights-10-20-40-one-draw 4 0 1 2
+weights 10 10 10
+
+section 'a budget given while the guest runs: allocate until there is no more'
+limit 0 '"vram":"2G"'; turn 0 'rmprobe --fill 8'; account 0
+limit 0 '"vram":"1G"'; turn 0 'rmprobe --fill 1'
+limit 0 '"vram":"none"'
+
+section 'a budget of 16 GiB that is the card'
+turn $last 'nvidia-smi | grep MiB; nvidia-smi --query-gpu=memory.total,memory.used,memory.free --format=csv,noheader; nesprobe --list; rmprobe --fill 64'
+account $last
+echo "card: $(used) MiB"
+
+section afterwards
+for i in $(seq 0 $last); do order "$i" 'dmesg | grep -iE "bug|oops|warn" | head -3'; done
+for i in $(seq 0 $last); do outcome "$i"; order "$i" end; done
+sleep 3; pkill -f nvguest-run; sleep 1
+echo "card: $(used) MiB; backends left: $(pgrep -fc vhost-user-nvguest)"
+tail -3 "$out/stderr.txt" 2>/dev/null
