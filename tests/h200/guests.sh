@@ -67,6 +67,15 @@ outcome() {
 }
 turn() { order "$@"; outcome "$1"; }
 
+# Waits until a guest's program is warm.
+warm() {
+  local until=$((SECONDS + 40)) n; n=$(cat "$work/$1/turn")
+  until sed -n "/^BEGIN $n\$/,\$p" "$work/$1/out" | grep -q '^ready'; do
+    [ $SECONDS -lt $until ] || { echo "guest $1 is not ready: $(tail -2 "$work/$1/out")"; return 1; }
+    sleep 0.05
+  done
+}
+
 # Draws for so many seconds in each of `native` and numbers of guests, begun together once all are warm.
 run() {
   local name=$1 seconds=$2 i=0 way gate gates=() pids=() ways
@@ -88,7 +97,7 @@ run() {
   done
   for way in "${ways[@]}"; do
     [ "$way" = native ] && continue
-    until sed -n "/^BEGIN $(cat "$work/$way/turn")\$/,\$p" "$work/$way/out" | grep -q '^ready'; do sleep 0.05; done
+    warm "$way" || return 1
   done
   for way in "${ways[@]}"; do [ "$way" = native ] || touch "$work/$way/turns/go-$go"; done
   for gate in "${gates[@]}"; do echo go >&"$gate"; done
@@ -122,10 +131,14 @@ uname -srm
 echo "bundle: $(cat "$bundle/commit" 2>/dev/null), nesprobe: $(cat "$loaders/commit")"
 nvidia-smi -L
 echo "card: $(used) MiB used"
+# Unpacked once, before several want it.
+"$bundle/nvguest-run" path rmprobe > /dev/null
 last=$((guests - 1))
 for i in $(seq 0 $((guests - 2))); do boot "$i"; done
 boot $last --backend-arg=--vram=16G --backend-arg=--vram-mode=profile
-for i in $(seq 0 $last); do turn "$i" true || tail -5 "$work/$i/out"; done
+for i in $(seq 0 $last); do
+  turn "$i" true || { tail -5 "$work/$i/out"; pkill -f nvguest-run; exit 1; }
+done
 echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
 one=$(calibrated 1); passes=20; many=$(calibrated $passes)
 echo "cost of a 10 ms frame: $one in one pass, $many in each of $passes"

@@ -102,7 +102,7 @@ echo "binaries: $(cat "$bundle/commit"), nesprobe's loaders: $(cat "$loaders/com
 "$smi" -L
 echo "card: $(used) MiB used"
 # Of many draws: a card goes from one program to another only where a draw ends.
-passes=20
+passes=100
 ten=$(nesprobe --calibrate 10 --passes $passes --seconds 1 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1)
 echo "cost of a 10 ms frame: $ten"
 
@@ -114,7 +114,7 @@ run alone-1 3 1
 section 'weights'
 run weights-10-20-40 5 10 20 40
 cat "$work/account"
-run weights-again 5 10 20 40
+run weights-20-40-80 5 20 40 80
 run weights-1-2-4 5 1 2 4
 run weight-10-beside-native 4 10 native
 

@@ -33,6 +33,9 @@ use rm::{Card, Place, Result, Session};
 /// `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS`: 128 bytes, and nothing to wait for.
 const ATTACHED_IDS: u32 = 0x201;
 
+/// Between calls of the card's firmware, in microseconds.
+const PAUSES: [u64; 6] = [0, 2, 5, 10, 20, 50];
+
 /// Times of one kind of call.
 struct Times(Vec<Duration>);
 
@@ -101,6 +104,32 @@ fn flat_control(session: &Session, count: u64) -> Result<Times> {
             client.control(client.handle, ATTACHED_IDS, params.as_mut_bytes()).ok("ATTACHED_IDS")
         })
     })
+}
+
+/// A control that the card's firmware answers, after a pause in which the caller works: firmware
+/// that was asked a moment ago answers sooner.
+fn firmware(session: &Session, count: u64, pause: Duration) -> Result<Times> {
+    /// `GF100_ZBC_CLEAR`
+    const CLASS: u32 = 0x9096;
+    /// `NV9096_CTRL_CMD_GET_ZBC_CLEAR_TABLE_ENTRY`
+    const GET_ENTRY: u32 = 0x9096_0107;
+    /// Its `index` and `tableType`: the first of the table of colours.
+    const FIRST: [(usize, u8); 2] = [(44, 1), (52, 1)];
+    let client = &session.client;
+    let table = client.alloc(session.subdevice, CLASS, None)?;
+    let times = Times::of(count, || {
+        let start = Instant::now();
+        while start.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        timed(|| {
+            let mut params = [0_u8; 56];
+            FIRST.iter().for_each(|&(field, value)| params[field] = value);
+            client.control(table, GET_ENTRY, &mut params).ok("GET_ZBC_CLEAR_TABLE_ENTRY")
+        })
+    });
+    client.free(session.subdevice, table).ok("freeing it")?;
+    times
 }
 
 fn open_close(count: u64) -> Result<Times> {
@@ -218,6 +247,10 @@ fn calls(card: &Card, scale: impl Fn(u64) -> u64) {
         Err(failure) => return report("session", Err(failure)),
     };
     report("flat control", flat_control(&session, scale(20_000)));
+    for us in PAUSES {
+        let times = firmware(&session, scale(500), Duration::from_micros(us));
+        report(&format!("firmware, {us} us pause"), times);
+    }
     report("open + close", open_close(scale(2000)));
     report("map + unmap 64 KiB", map_unmap(&session, Place::Video, 64 << 10, scale(500)));
     let large = map_unmap(&session, Place::Video, 64 << 20, scale(200));
