@@ -103,6 +103,15 @@ else
   echo 'no Vulkan device: set LD_LIBRARY_PATH to a loader, VK_DRIVER_FILES to the driver'
 fi
 
+section "a device, by how long caller and worker look before they sleep"
+for looks in '0 0' '30 30' '200 30' '200 100' '1000 1000'; do
+  set -- $looks
+  for round in 1 2 3; do
+    guest --trusting --attentive --poll-us "$1" --backend-arg="--poll-us=$2" -- "$bundle/nesprobe" --latency 1000 --json 2>> "$out/stderr.txt" |
+      sed 's/.*"instance_ms"/"instance_ms"/; s/"first.*"p50"/"p50"/; s/,"p90".*//'
+  done | sed "s/^/caller $1 us, worker $2 us: /"
+done
+
 section "where a device's time goes"
 timeout 60 "$bundle/nvguest-loopback" --native --trace "$work/vk-native" -- "$bundle/nesprobe" --latency 10 > /dev/null
 for how in '' --prompt; do
@@ -110,6 +119,18 @@ for how in '' --prompt; do
 done
 "$(dirname "$0")/../loopback/where.py" "$work/vk-native" "$work/vk-guest--prompt" "$work/vk-guest" | tee "$out/where.txt"
 cut -d' ' -f2- "$work/vk-guest" | gzip > "$out/trace-vk.txt.gz"
+
+section 'what a warm program asks while it draws frames of 10 ms'
+# Of the middle of the run: kinds of call, and how often.
+warm() {
+  awk 'NF > 2 { if (!n) start = $1; time[++n] = $1; kind[n] = $3; what[n] = $5 }
+    END { for (i = 1; i <= n; i++) if (time[i] > start + 2.5 && time[i] < time[n] - 0.5) count[kind[i] " " what[i]]++
+          for (it in count) print "  " count[it], it }' "$1" | sort -rn | head -8
+}
+load=(--cost 990 --seconds 6 --warmup 1)
+timeout 60 "$bundle/nvguest-loopback" --native --trace "$work/warm-native" -- "$bundle/nesprobe" "${load[@]}" > /dev/null
+guest --trusting --attentive --trace "$work/warm-guest" -- "$bundle/nesprobe" "${load[@]}" > /dev/null
+echo natively:; warm "$work/warm-native"; echo 'as a guest:'; warm "$work/warm-guest"
 
 section 'two hundred devices, one after another'
 if [ -z "${QUICK:-}" ] && timeout 20 "$bundle/nesprobe" --list > /dev/null; then
