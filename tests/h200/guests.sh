@@ -124,7 +124,7 @@ weigh() { limit "$1" "\"weight\":\"$2\""; echo "$2" > "$work/$1/weight"; }
 weights() { local i=0 weight; for weight in "$@"; do weigh $i "$weight"; i=$((i + 1)); done; }
 these() { seq -s ' ' 0 $(($1 - 1)); }
 natives() { printf 'native %.0s' $(seq "$1"); }
-calibrated() { nesprobe --calibrate 10 --passes "$1" --seconds 0.5 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1; }
+calibrated() { nesprobe --cost 50 --calibrate 10 --passes "$1" --seconds 0.5 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1; }
 
 section machine
 uname -srm
@@ -140,7 +140,7 @@ for i in $(seq 0 $last); do
   turn "$i" true || { tail -5 "$work/$i/out"; pkill -f nvguest-run; exit 1; }
 done
 echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
-one=$(calibrated 1); passes=20; many=$(calibrated $passes)
+one=$(calibrated 1); passes=100; many=$(calibrated $passes)
 echo "cost of a 10 ms frame: $one in one pass, $many in each of $passes"
 
 section 'equal guests, beside as many native processes: frames of one draw'
@@ -187,7 +187,7 @@ account $last
 echo "card: $(used) MiB"
 
 section afterwards
-for i in $(seq 0 $last); do order "$i" 'dmesg | grep -iE "bug|oops|warn" | head -3'; done
+for i in $(seq 0 $last); do order "$i" 'dmesg | grep -E "BUG:|Oops|WARNING:" | head -3'; done
 for i in $(seq 0 $last); do outcome "$i"; order "$i" end; done
 sleep 3; pkill -f nvguest-run; sleep 1
 echo "card: $(used) MiB; backends left: $(pgrep -fc vhost-user-nvguest)"

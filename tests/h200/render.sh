@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Guests that render, beside their host on the same card: pixels in one guest and in four, frame
 # times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows.
-# About 210 s; with QUICK=1, without frame times and the four guests, 90 s. Run as root: it unpacks Vulkan and EGL loaders into /.
-# Usage: OUT=folder tests/h200/render.sh [bundle folder [folder with nesprobe and loaders]]
+# About 210 s; `SECTIONS=crossings` about 45. Run as root: it unpacks Vulkan and EGL loaders into /.
+# Usage: OUT=folder [SECTIONS='pixels frames crossings growth four'] tests/h200/render.sh [bundle folder
+#        [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
 set -u
 bundle=$(realpath "${1:-.bundle}")
@@ -14,6 +15,7 @@ exec > >(tee "$out/log.txt") 2>&1
 
 . "$(dirname "$0")/vulkan.sh" "$loaders"
 
+has() { case " ${SECTIONS:-pixels frames crossings growth four} " in *" $1 "*) ;; *) return 1 ;; esac; }
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 nesprobe() { timeout 60 "$loaders/nesprobe" "$@"; }
 guest() { "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/logs" --timeout 400 "$@"; }
@@ -50,9 +52,11 @@ used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
 echo "card: $(used)"
 
 section 'natively'
-nesprobe --verify > "$out/verify-native.txt"; echo "verify: $?"
-nesprobe --gl > "$out/gl-native.txt"; echo "gl: $?"
-nesprobe --latency 2000
+if has pixels || has four; then
+  nesprobe --verify > "$out/verify-native.txt"; echo "verify: $?"
+  nesprobe --gl > "$out/gl-native.txt"; echo "gl: $?"
+  nesprobe --latency 2000
+fi
 ten=$(nesprobe --calibrate 10 --seconds 1 --json | field cost)
 echo "cost of a 10 ms frame: $ten"
 
@@ -69,6 +73,7 @@ runner=$!
 turn true || tail -20 "$work/guest.txt"
 backend=$(pgrep -fo 'vhost-user-nvguest')
 turn nesprobe --list
+if has pixels; then
 turn 'time nesprobe --verify' > "$out/verify-guest.txt" 2>&1; tail -6 "$out/verify-guest.txt"
 echo 'checks that differ from the host:'
 diff "$out/verify-native.txt" <(grep -E '^(ok|FAIL|skip|[0-9])' "$out/verify-guest.txt") && echo none
@@ -76,8 +81,9 @@ turn 'time nesprobe --gl' > "$out/gl-guest.txt" 2>&1
 diff "$out/gl-native.txt" <(grep -vE '^(real|user|sys|$)' "$out/gl-guest.txt") && echo 'OpenGL: no line differs'
 turn 'time nesprobe --latency 300'
 echo "card: $(used)"
+fi
 
-if [ -z "${QUICK:-}" ]; then
+if has frames; then
 section 'frames, by turns'
 : > "$out/frames.jsonl"
 for cost in "$ten" $((ten * 2)) $((ten * 4)); do
@@ -103,6 +109,7 @@ P
 
 fi
 
+if has crossings; then
 section 'what crosses while frames are drawn'
 turn "(nesprobe --cost $ten --seconds 14 --warmup 2 --json > /tmp/long; echo over >> /tmp/long) & sleep 1; echo started"
 sleep 5
@@ -120,12 +127,15 @@ print(f"{frames:.0f} frames of 10 ms in {ns / 1e9:.2f} s")
 for kind, count in after["requests"].items():
     print(f"{kind} {count - before['requests'][kind]}: {(count - before['requests'][kind]) / frames:.3f} a frame")
 print(f"events {after['events'] - before['events']}: {(after['events'] - before['events']) / frames:.3f} a frame")
+print(f"wakes of serving threads {after['wakes'] - before['wakes']}: {(after['wakes'] - before['wakes']) / frames:.3f} a frame")
 print(f"backend: {cpu / 1e3 / frames:.1f} us of processor time a frame; QEMU {vcpu / 1e3 / frames:.0f} us (emulated)")
 print(f"live placements of this process: {after['placements']} ({after['placements_peak']} at most), arena {after['arena']}")
 P
 turn 'until grep -q over /tmp/long; do sleep 0.1; done; cat /tmp/long'
 sleep 4; before=$(spent $(everyone)); sleep 3; echo "backend while nothing renders: $(($(spent $(everyone)) - before)) ns in 3 s"
+fi
 
+if has growth; then
 section 'nothing grows'
 turn 'nesprobe --cycles 5' | tail -3
 fds() { ls "/proc/$backend/fd" | wc -l; }
@@ -133,12 +143,14 @@ grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS 
 grown
 turn 'time nesprobe --cycles 40' | tail -8
 grown
+fi
+
 turn 'dmesg | grep -iE "nvg|bug|oops|warn" | tail -5'
 echo end > "$work/turns/$(($(cat "$work/turn") + 1))"
 wait $runner; echo "guest: $?"; echo "card: $(used)"
 tail -12 "$work/logs/guest0/backend.log"
 
-[ -n "${QUICK:-}" ] && exit
+has four || exit
 section 'four guests at once'
 guest --guests 4 --run 'nesprobe --verify' > "$work/four.txt" 2>&1; echo "exit $?"
 for i in 0 1 2 3; do

@@ -103,7 +103,7 @@ echo "binaries: $(cat "$bundle/commit"), nesprobe's loaders: $(cat "$loaders/com
 echo "card: $(used) MiB used"
 # Of many draws: a card goes from one program to another only where a draw ends.
 passes=100
-ten=$(nesprobe --calibrate 10 --passes $passes --seconds 1 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1)
+ten=$(nesprobe --cost 5 --calibrate 10 --passes $passes --seconds 1 --json | sed -n 's/.*"cost":\([0-9]*\).*/\1/p' | tail -1)
 echo "cost of a 10 ms frame: $ten"
 
 section 'alone: a guest has all of the card, whatever its weight'

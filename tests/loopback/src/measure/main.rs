@@ -28,7 +28,7 @@ use serde_json::json;
 use zerocopy::IntoBytes;
 
 use event::Event;
-use rm::{Card, Place, Result, Session};
+use rm::{Place, Result, Session};
 
 /// `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS`: 128 bytes, and nothing to wait for.
 const ATTACHED_IDS: u32 = 0x201;
@@ -241,27 +241,23 @@ fn floors(scale: impl Fn(u64) -> u64) {
     report("direct mmap 64 MiB", direct_map(scale(500), 64 << 20));
 }
 
-fn calls(card: &Card, scale: impl Fn(u64) -> u64) {
-    let session = match Session::open(card) {
-        Ok(session) => session,
-        Err(failure) => return report("session", Err(failure)),
-    };
-    report("flat control", flat_control(&session, scale(20_000)));
+fn calls(session: &Session, scale: impl Fn(u64) -> u64) {
+    report("flat control", flat_control(session, scale(20_000)));
     for us in PAUSES {
-        let times = firmware(&session, scale(500), Duration::from_micros(us));
+        let times = firmware(session, scale(500), Duration::from_micros(us));
         report(&format!("firmware, {us} us pause"), times);
     }
     report("open + close", open_close(scale(2000)));
-    report("map + unmap 64 KiB", map_unmap(&session, Place::Video, 64 << 10, scale(500)));
-    let large = map_unmap(&session, Place::Video, 64 << 20, scale(200));
+    report("map + unmap 64 KiB", map_unmap(session, Place::Video, 64 << 10, scale(500)));
+    let large = map_unmap(session, Place::Video, 64 << 20, scale(200));
     match large {
         Ok(times) => times.tell("map + unmap 64 MiB"),
         // The simulated card has no more in all.
         Err(_) => {
-            report("map + unmap 16 MiB", map_unmap(&session, Place::Video, 16 << 20, scale(200)))
+            report("map + unmap 16 MiB", map_unmap(session, Place::Video, 16 << 20, scale(200)))
         }
     }
-    report("event to wake", event_to_wake(&session, scale(1000)));
+    report("event to wake", event_to_wake(session, scale(1000)));
 }
 
 fn main() {
@@ -272,11 +268,16 @@ fn main() {
     match what.as_str() {
         "floors" => floors(scale),
         _ => match modes::find_card(None) {
-            Ok(card) if what == "control" => match Session::open(&card) {
-                Ok(session) => report("flat control", flat_control(&session, scale(20_000))),
-                Err(failure) => report("session", Err(failure)),
+            Ok(card) => match (what.as_str(), Session::open(&card)) {
+                ("control", Ok(session)) => {
+                    report("flat control", flat_control(&session, scale(20_000)))
+                }
+                ("event", Ok(session)) => {
+                    report("event to wake", event_to_wake(&session, scale(1000)))
+                }
+                (_, Ok(session)) => calls(&session, scale),
+                (_, Err(failure)) => report("session", Err(failure)),
             },
-            Ok(card) => calls(&card, scale),
             Err(failure) => report("driver", Err(failure)),
         },
     }
