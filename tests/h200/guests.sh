@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Several guests under QEMU on one card: equal shares beside as many native processes, shares by
 # weight, budgets. The guests are booted once and get their weights and budgets while they run.
-# About 150 s on 16 processors. Run as root: it unpacks Vulkan loaders into /.
-# Usage: OUT=folder tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
+# About 200 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. Run as root: it unpacks Vulkan loaders into /.
+# Usage: OUT=folder [SECTIONS='equal weights budgets'] tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
 set -u
 bundle=$(realpath "${1:-.bundle}")
@@ -15,6 +15,7 @@ exec > >(tee "$out/log.txt") 2>&1
 
 . "$(dirname "$0")/vulkan.sh" "$loaders"
 
+has() { case " ${SECTIONS:-equal weights budgets} " in *" $1 "*) ;; *) return 1 ;; esac; }
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; }
 nesprobe() { timeout 90 "$loaders/nesprobe" "$@"; }
@@ -143,6 +144,7 @@ echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
 one=$(calibrated 1); passes=100; many=$(calibrated $passes)
 echo "cost of a 10 ms frame: $one in one pass, $many in each of $passes"
 
+if has equal; then
 section 'equal guests, beside as many native processes: frames of one draw'
 options="--cost $one"
 for count in 1 2 4 8; do
@@ -150,32 +152,35 @@ for count in 1 2 4 8; do
   run "native-$count" 3 $(natives $count)
   run "guests-$count" 3 $(these $count)
 done
-
 section 'the same, two frames in flight: what a program that does not wait for each frame has'
 options="--cost $one --frames-in-flight 2"
 for count in 1 4; do
   run "native-$count-queued" 3 $(natives $count)
   run "guests-$count-queued" 3 $(these $count)
 done
+fi
 
+if has weights; then
 section "weights: frames of $passes draws"
 options="--cost $many --passes $passes"
-run weights-native 4 native native native
-weights 10 10 10; run weights-10-10-10 4 0 1 2
-weights 10 20 40; run weights-10-20-40 6 0 1 2
+run weights-native 3 native native native
+weights 10 20 40; run weights-10-20-40 5 0 1 2
 for i in 0 1 2; do account $i; done
-weights 1 2 4; run weights-1-2-4 6 0 1 2
+weights 20 40 80; run weights-20-40-80 5 0 1 2
+weights 1 2 4; run weights-1-2-4 4 0 1 2
 weights 1; run weight-1-alone 3 0
-weights 10; run weight-10-beside-native 4 0 native
+weights 10; run weight-10-beside-native 3 0 native
 section "weights: two frames of $passes draws in flight"
 options="--cost $many --passes $passes --frames-in-flight 2"
-weights 10 20 40; run weights-10-20-40-queued 6 0 1 2
-weights 1 2 4; run weights-1-2-4-queued 6 0 1 2
+weights 10 20 40; run weights-10-20-40-queued 5 0 1 2
+weights 20 40 80; run weights-20-40-80-queued 5 0 1 2
 section 'weights: frames of one draw, which the card does not leave in the middle'
 options="--cost $one"
-weights 10 20 40; run weights-10-20-40-one-draw 4 0 1 2
+weights 10 20 40; run weights-10-20-40-one-draw 3 0 1 2
 weights 10 10 10
+fi
 
+if has budgets; then
 section 'a budget given while the guest runs: allocate until there is no more'
 limit 0 '"vram":"2G"'; turn 0 'rmprobe --fill 8'; account 0
 limit 0 '"vram":"1G"'; turn 0 'rmprobe --fill 1'
@@ -185,6 +190,8 @@ section 'a budget of 16 GiB that is the card'
 turn $last 'nvidia-smi | grep MiB; nvidia-smi --query-gpu=memory.total,memory.used,memory.free --format=csv,noheader; nesprobe --list; rmprobe --fill 64'
 account $last
 echo "card: $(used) MiB"
+
+fi
 
 section afterwards
 for i in $(seq 0 $last); do order "$i" 'dmesg | grep -E "BUG:|Oops|WARNING:" | head -3'; done
