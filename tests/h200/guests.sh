@@ -194,6 +194,14 @@ echo "card: $(used) MiB"
 fi
 
 section afterwards
+python3 - "$out/runs.jsonl" > "$out/runs.csv" <<'P'
+import json, sys
+print("run,way,weight,frames,seconds,fps,p50_ms,p90_ms,p99_ms,max_ms,gpu_ms,cpu_s")
+for line in open(sys.argv[1]):
+    it = json.loads(line); seen, ms = it["result"], it["result"]["frame_ms"]
+    print(it["run"], it["way"], it["weight"] or "", seen["frames"], seen["seconds"], seen["fps"],
+          *(ms[name] for name in ("p50", "p90", "p99", "max")), seen["gpu_ms"], seen["cpu_s"], sep=",")
+P
 for i in $(seq 0 $last); do order "$i" 'dmesg | grep -E "BUG:|Oops|WARNING:" | head -3'; done
 for i in $(seq 0 $last); do outcome "$i"; order "$i" end; done
 sleep 3; pkill -f nvguest-run; sleep 1
