@@ -13,6 +13,11 @@ mkdir -p "$out"
 exec > >(tee "$out/churn.txt") 2>&1
 if [ -d /usr/local/nvidia ]; then export LD_LIBRARY_PATH=/usr/local/nvidia/lib64; fi
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{n += $1} END {print n}'; }
+# Others on this machine are left alone.
+ours="^($bundle|$loopback)/.*vhost-user-nvguest"
+one() { pgrep "$@" | shuf -n1; }
+# Workers are children of the starter, which is the backend's.
+worker() { local broker; broker=$(one -f "$ours.*--socket-path"); [ -n "$broker" ] && one -P "$(pgrep -P "$broker" | head -1)"; }
 size() { echo $((16 + RANDOM % 1500)); }
 
 uname -srm; echo "bundle: $(cat "$bundle/commit" 2>/dev/null), $(date -u +%FT%TZ)"
@@ -43,25 +48,25 @@ most=0
 while [ $SECONDS -lt $end ]; do
   sleep 0.$((RANDOM % 5 + 1))
   case $((RANDOM % 12)) in
-    0) what=qemu victims=(-f bin/qemu-system) ;;
-    1) what=backend victims=(-f 'vhost-user-nvguest.* --socket-path') ;;
-    2) what='loop-back launcher' victims=(-f '^[^ ]*nvguest-loopback') ;;
-    3 | 4 | 5 | 6) what=worker victims=(-f -- --worker) ;;
-    *) what=program victims=(-x rmprobe) ;;
+    0) what=qemu; victim=$(one -f "$bundle.*bin/qemu-system") ;;
+    1) what=backend; victim=$(one -f "$ours.*--socket-path") ;;
+    2) what='loop-back launcher'; victim=$(one -f "^$loopback/nvguest-loopback") ;;
+    3 | 4 | 5 | 6) what=worker; victim=$(worker) ;;
+    *) what=program; victim=$(one -x rmprobe) ;;
   esac
-  victim=$(pgrep "${victims[@]}" | shuf -n1)
-  [ -n "$victim" ] && kill -9 "$victim" 2>/dev/null && echo "$what" >> "$work/kills"
+  [ -n "$victim" ] && kill -9 "$victim" 2> /dev/null && echo "$what" >> "$work/kills"
   now=$(used); [ "$now" -gt $most ] && most=$now
 done
 echo "killed in $seconds s:"; sort "$work/kills" | uniq -c
 echo "guests started again: $(wc -l < "$work/starts"); card's memory at most: $most MiB"
 rm "$work/on"
-pkill -9 -f nvguest-run; pkill -9 -f nvguest-loopback; pkill -9 -f bin/qemu-system; pkill -9 -f rmprobe
+for what in "$bundle/nvguest-run" "$loopback/nvguest-loopback" "$bundle.*bin/qemu-system"; do pkill -9 -f "^[^ ]*$what|^$what"; done
+pkill -9 -x rmprobe
 start=$(date +%s%N)
 until [ "$(used)" = "$begin" ] || [ $(($(date +%s%N) - start)) -gt 20000000000 ]; do sleep 0.05; done
 echo "card: $(used) MiB $((($(date +%s%N) - start) / 1000000)) ms after all were killed; before: $begin MiB"
 sleep 1
-echo "processes of ours left: $(pgrep -fc 'vhost-user-nvguest|--worker|--starter')"
+echo "backends of ours left: $(pgrep -fc "$ours")"
 "$loopback/rmprobe" | grep -c ^ok
 "$loopback/nvguest-loopback" --host "${HOST:-nvidia}" -- "$loopback/rmprobe" 2> /dev/null | grep -c ^ok
 nvidia-smi --query-gpu=memory.used,ecc.errors.uncorrected.volatile.total --format=csv,noheader

@@ -19,12 +19,15 @@ struct Summary<'a> {
     end: Holdings,
 }
 
-/// Makes a logical device, has it do something and destroys it, again and again.
+/// Makes a logical device, has it do something and destroys it, again and again, until it is asked
+/// to end.
 pub fn cycles(setup: Setup, count: u32, as_json: bool) -> Result<()> {
     let Setup { instance, device, .. } = setup;
     let physical = device.physical.clone();
     drop(device);
+    sys::catch_stop()?;
     let start = sys::holdings()?;
+    let mut made = 0;
     let mut after_first = start;
     for turn in 1..=count {
         let device = Device::open(&instance, &physical)?;
@@ -36,13 +39,18 @@ pub fn cycles(setup: Setup, count: u32, as_json: bool) -> Result<()> {
         if turn % count.div_ceil(10) == 0 || turn == count {
             eprintln!("nesprobe: {turn} of {count}");
         }
+        made = turn;
+        if sys::stopped() {
+            break;
+        }
     }
     let end = sys::holdings()?;
-    let summary = Summary { device: &physical, cycles: count, start, after_first, end };
+    let summary = Summary { device: &physical, cycles: made, start, after_first, end };
     if as_json {
         return report::json(&summary);
     }
     report::device(&physical);
+    report::line(format_args!("{made} devices made and destroyed"));
     for (when, it) in [("start", start), ("after one", after_first), ("end", end)] {
         let Holdings { fds, maps, rss_kib } = it;
         report::line(format_args!("{when:<9}  fds {fds}  maps {maps}  rss {rss_kib} KiB"));
