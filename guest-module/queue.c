@@ -24,7 +24,7 @@
 
 #define NVG_PROBE_TIMEOUT_MS	10000
 
-static unsigned int poll_us = 200;
+static unsigned int poll_us = 500;
 module_param(poll_us, uint, 0644);
 MODULE_PARM_DESC(poll_us, "Microseconds to poll for an answer before sleeping (at most 1000)");
 

@@ -104,7 +104,7 @@ else
 fi
 
 section "a device, by how long caller and worker look before they sleep"
-for looks in '0 0' '30 30' '200 30' '200 100' '1000 1000'; do
+for looks in '0 0' '30 30' '200 30' '500 30' '500 100' '1000 1000'; do
   set -- $looks
   for round in 1 2 3; do
     guest --trusting --attentive --poll-us "$1" --backend-arg="--poll-us=$2" -- "$bundle/nesprobe" --latency 1000 --json 2>> "$out/stderr.txt" |

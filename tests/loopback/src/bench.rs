@@ -25,7 +25,7 @@ struct Way {
 }
 
 const DEFAULT: Way =
-    Way { name: "default", looks: (200, 30), trusting: true, prompt: false, attentive: true };
+    Way { name: "default", looks: (500, 30), trusting: true, prompt: false, attentive: true };
 const WAYS: [Way; 6] = [
     DEFAULT,
     Way { name: "default, event by a thread", attentive: false, ..DEFAULT },

@@ -67,7 +67,7 @@ struct Options {
     #[arg(long)]
     twice: bool,
     /// How long a caller looks at its queue before it sleeps, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 200)]
+    #[arg(long, value_name = "US", default_value_t = 500)]
     poll_us: u32,
     /// Copy from the program's pointers without asking the kernel about them first: faster, as
     /// in a kernel, but a bad pointer is a crash instead of EFAULT

@@ -331,7 +331,7 @@ impl Process {
 
 /// The queue of our slot, once the device has returned what a former process left there.
 fn rest(memory: &Arc<Memory>, layout: Layout, bells: [OwnedFd; 2]) -> Option<Queue> {
-    let poll = std::env::var(talk::POLL).ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+    let poll = std::env::var(talk::POLL).ok().and_then(|text| text.parse().ok()).unwrap_or(500);
     let manner = Manner {
         event_idx: true,
         indirect: true,
