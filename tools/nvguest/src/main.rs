@@ -3,6 +3,7 @@
 //! - `list`, `show`, `refusals`, `metrics` ([`show`]): the guests of this host, and one of them
 //! - `limits` ([`limits`]): what a guest may have
 //! - `top` ([`top`]): what guests do, live
+//! - `trace` ([`trace`]): the calls of a guest, one by one
 //! - `run` ([`run`]): a backend and its QEMU, from one file
 //! - `doctor` ([`doctor`]): whether this host can do it, and what to do if not
 //! - `policy explain` ([`policy`]): what a control or class is, who may issue it, and why
@@ -16,12 +17,15 @@
 mod doctor;
 mod guests;
 mod limits;
+mod lines;
+mod names;
 mod out;
 mod policy;
 mod run;
 mod show;
 mod status;
 mod top;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -60,6 +64,8 @@ enum Command {
         /// Its name, or the path of its admin socket.
         guest: String,
     },
+    /// The calls of a guest, as they are served.
+    Trace(trace::Args),
     /// What a guest may have; change it with KEY=VALUE.
     Limits(limits::Args),
     /// Start a backend and its QEMU.
@@ -92,6 +98,7 @@ fn answer(command: &Command, json: bool) -> Result<ExitCode> {
         Command::Show { guest } => show::show(guest, json)?,
         Command::Refusals { guest } => show::refusals(guest, json)?,
         Command::Metrics { guest } => show::metrics(guest, json)?,
+        Command::Trace(args) => trace::run(args, json)?,
         Command::Limits(args) => limits::run(args, json)?,
         Command::Run(args) => return run::run(args, json),
         Command::Doctor(args) => return doctor::run(args, json),

@@ -190,6 +190,40 @@ fn top_looks_twice_and_says_what_was_done_between() {
     assert!(text.starts_with("GUEST") && text.lines().count() == 2, "{text}");
 }
 
+/// A trace that goes on while a client asks; the lines that it says.
+fn trace(host: &Host, client: &Client, args: &[&str]) -> String {
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                client.attached_ids().unwrap();
+                client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
+            }
+        });
+        let said = host.says(&[&["trace", "web", "--seconds=0.5"], args].concat());
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        said
+    })
+}
+
+#[test]
+fn trace_shows_calls_by_name_until_its_time_is_over() {
+    let host = Host::new();
+    let web = host.serve("web");
+    let client = use_card(&web);
+    let text = trace(&host, &client, &[]);
+    let named = "100 ioctl  ctl  control NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS";
+    assert!(text.contains(named) && text.contains("control 0x007f0001"), "{text}");
+    let text = trace(&host, &client, &["--errors", "--slow=60s", "--json"]);
+    assert!(!text.is_empty());
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&line["number"], &line["status"]), (&UNKNOWN.into(), &0x56.into()), "{line}");
+        assert_eq!((&line["schema"], &line["name"]), (&1.into(), &Value::Null), "{line}");
+    }
+    assert_eq!(host.run(&["trace", "web", "--slow=1"]).status.code(), Some(2));
+}
+
 #[test]
 fn run_prints_the_commands_that_it_would_run() {
     let host = Host::new();
