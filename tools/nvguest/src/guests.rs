@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,16 @@ impl Guest {
             self.name,
             self.socket.display()
         )
+    }
+}
+
+/// Whether a process listens on a stream socket. Asked in a way that cannot connect: a backend
+/// serves one connection, and this is none.
+pub fn is_listening(socket: &Path) -> bool {
+    let asked = UnixDatagram::unbound().and_then(|datagram| datagram.connect(socket));
+    match asked {
+        Err(error) => error.raw_os_error() == Some(nix::libc::EPROTOTYPE),
+        Ok(()) => false,
     }
 }
 

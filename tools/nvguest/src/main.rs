@@ -5,6 +5,7 @@
 //! - `top` ([`top`]): what guests do, live
 //! - `trace` ([`trace`]): the calls of a guest, one by one
 //! - `run` ([`run`]): a backend and its QEMU, from one file
+//! - `recover` ([`recover`]): a new backend for a guest whose backend died ([`vm`], by [`qmp`])
 //! - `doctor` ([`doctor`]): whether this host can do it, and what to do if not
 //! - `policy explain` ([`policy`]): what a control or class is, who may issue it, and why
 //!
@@ -21,11 +22,15 @@ mod lines;
 mod names;
 mod out;
 mod policy;
+mod qmp;
+mod recover;
 mod run;
+mod runtime;
 mod show;
 mod status;
 mod top;
 mod trace;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -70,6 +75,8 @@ enum Command {
     Limits(limits::Args),
     /// Start a backend and its QEMU.
     Run(run::Args),
+    /// Give a guest whose backend died a new one.
+    Recover(recover::Args),
     /// Whether this host can share its card, and what to do if not.
     Doctor(doctor::Args),
     /// What a guest may do.
@@ -101,6 +108,7 @@ fn answer(command: &Command, json: bool) -> Result<ExitCode> {
         Command::Trace(args) => trace::run(args, json)?,
         Command::Limits(args) => limits::run(args, json)?,
         Command::Run(args) => return run::run(args, json),
+        Command::Recover(args) => return recover::run(args, json),
         Command::Doctor(args) => return doctor::run(args, json),
         Command::Policy { command } => policy::run(command, json)?,
     }
