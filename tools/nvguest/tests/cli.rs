@@ -254,9 +254,10 @@ fn top_show_and_metrics_carry_the_same_numbers() {
         assert!(count.as_u64() > Some(0) && top["requests"][kind] == 0.0, "{kind}: {top}");
         same(&format!("nvguest_requests_total{{guest=\"web\",type=\"{kind}\"}}"), count, count);
     }
-    assert_eq!((&top["refused"], &top["vram_used_bytes"]), (&status["refused"], &65536.into()));
-    assert_eq!(status["vram"]["used"], 65536);
-    assert_eq!(compared, 8);
+    let used = &status["vram"]["used"];
+    same(&format!("nvguest_vram_used_bytes{guest}"), &top["vram_used_bytes"], used);
+    assert_eq!((used, &top["refused"]), (&65536.into(), &status["refused"]));
+    assert_eq!(compared, 9);
 }
 
 #[test]
