@@ -68,9 +68,10 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     let guest = guests::named(&args.guest)?;
     let slow_ns = args.slow.map(|slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX));
     let request = json!({"request": "trace", "slow_ns": slow_ns, "errors": args.errors});
-    let deadline = args.seconds.map(|seconds| Instant::now() + seconds);
     let (head, mut lines) = guest.watch(request)?;
     let names = Names::of(head["release"].as_str().unwrap_or_default());
+    // Only now can a line be shown: to find the names takes a moment.
+    let deadline = args.seconds.map(|seconds| Instant::now() + seconds);
     let mut lost = 0;
     while let Some(line) = lines.next(deadline)? {
         lost += line["lost"].as_u64().unwrap_or(0);

@@ -200,7 +200,7 @@ fn trace(host: &Host, client: &Client, args: &[&str]) -> String {
                 client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
             }
         });
-        let said = host.says(&[&["trace", "web", "--seconds=0.5"], args].concat());
+        let said = host.says(&[&["trace", "web", "--seconds=1"], args].concat());
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         said
     })
