@@ -355,12 +355,18 @@ static int __init nvg_init(void)
 		ret = -ENOMEM;
 		goto requests;
 	}
+	ret = nvg_pci_init();
+	if (ret)
+		goto wq;
 	nvg_ids[0].device = virtio_id;
 	ret = register_virtio_driver(&nvg_driver);
 	if (ret)
-		goto wq;
+		goto pci;
+	nvg_pci_settle();
 	return 0;
 
+pci:
+	nvg_pci_exit();
 wq:
 	destroy_workqueue(nvg_wq);
 requests:
@@ -371,6 +377,7 @@ requests:
 static void __exit nvg_exit(void)
 {
 	unregister_virtio_driver(&nvg_driver);
+	nvg_pci_exit();
 	destroy_workqueue(nvg_wq);
 	nvg_requests_exit();
 }

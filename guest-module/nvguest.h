@@ -252,6 +252,9 @@ const struct nvg_record *nvg_nodes_find(const struct nvg_device *dev,
 					unsigned int major, unsigned int minor);
 
 /* pci.c */
+int nvg_pci_init(void);
+void nvg_pci_settle(void);
+void nvg_pci_exit(void);
 int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec);
 void nvg_pci_remove(struct nvg_device *dev);
 

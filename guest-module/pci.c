@@ -15,8 +15,33 @@
 #include <linux/pci.h>
 #include <linux/rculist.h>
 #include <linux/slab.h>
+#include <linux/workqueue.h>
 
 #include "nvguest.h"
+
+/*
+ * Cards come and go here, one after another: whoever plugs our device in or
+ * out holds the lock of rescans while we probe or remove, and it is not to be
+ * taken twice.
+ */
+static struct workqueue_struct *nvg_pci_wq;
+
+int nvg_pci_init(void)
+{
+	nvg_pci_wq = alloc_ordered_workqueue("nvguest-pci", 0);
+	return nvg_pci_wq ? 0 : -ENOMEM;
+}
+
+/* Waits for the cards that probes began to show. */
+void nvg_pci_settle(void)
+{
+	flush_workqueue(nvg_pci_wq);
+}
+
+void nvg_pci_exit(void)
+{
+	destroy_workqueue(nvg_pci_wq);
+}
 
 #ifdef CONFIG_X86
 
@@ -27,7 +52,13 @@
 struct nvg_pci {
 	struct pci_sysdata sysdata;	/* first: what bus->sysdata points to */
 	struct nvg_pci *next;
+	struct nvg_device *dev;		/* holds rec */
 	const struct nvg_record *rec;
+	struct work_struct add;
+	struct work_struct remove;
+	bool shown;
+	int domain;
+	unsigned int busnr;
 	unsigned int devfn;
 	struct pci_bus *bus;
 	/* NULL while the kernel looks for it. Holds the bus, too. */
@@ -311,23 +342,53 @@ static int nvg_guest_add(struct nvg_pci *pci, struct pci_bus *bus)
 }
 
 /* Where the host has it, if that can be, else in a domain nobody has. */
-static int nvg_pci_place(struct nvg_pci *pci, int domain, unsigned int busnr)
+static int nvg_pci_place(struct nvg_pci *pci)
 {
-	struct pci_bus *bus = pci_find_bus(domain, busnr);
+	struct pci_bus *bus = pci_find_bus(pci->domain, pci->busnr);
+	int domain;
 
 	if (!bus)
-		return nvg_own_add(pci, domain, busnr);
+		return nvg_own_add(pci, pci->domain, pci->busnr);
 	if (!nvg_guest_add(pci, bus))
 		return 0;
 	pci->below = NULL;
 	for (domain = NVG_FIRST_DOMAIN; domain <= NVG_LAST_DOMAIN; domain++)
-		if (!pci_find_bus(domain, busnr))
-			return nvg_own_add(pci, domain, busnr);
+		if (!pci_find_bus(domain, pci->busnr))
+			return nvg_own_add(pci, domain, pci->busnr);
 	return -EBUSY;
 }
 
+static void nvg_pci_add_work(struct work_struct *work)
+{
+	struct nvg_pci *pci = container_of(work, struct nvg_pci, add);
+	int ret;
+
+	pci_lock_rescan_remove();
+	ret = nvg_pci_place(pci);
+	pci_unlock_rescan_remove();
+	pci->shown = !ret;
+	if (ret)
+		pr_warn("%s: not shown: error %d\n", pci->rec->name, ret);
+}
+
+static void nvg_pci_remove_work(struct work_struct *work)
+{
+	struct nvg_pci *pci = container_of(work, struct nvg_pci, remove);
+
+	if (pci->shown) {
+		pci_lock_rescan_remove();
+		if (pci->below)
+			nvg_guest_remove(pci);
+		else
+			nvg_own_remove(pci);
+		pci_unlock_rescan_remove();
+	}
+	nvg_device_put(pci->dev);
+	kfree(pci);
+}
+
 /**
- * nvg_pci_add() - show a card
+ * nvg_pci_add() - show a card, soon
  * @dev: the device
  * @rec: its PCI record: the host's address and configuration space
  *
@@ -338,7 +399,6 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	unsigned int domain, bus, slot, function;
 	struct nvg_pci *pci;
 	char end;
-	int ret;
 
 	if (sscanf(rec->name, "%x:%x:%x.%x%c", &domain, &bus, &slot, &function,
 		   &end) != 4 ||
@@ -350,34 +410,28 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	pci = kzalloc(sizeof(*pci), GFP_KERNEL);
 	if (!pci)
 		return -ENOMEM;
+	kref_get(&dev->ref);
+	pci->dev = dev;
 	pci->rec = rec;
+	pci->domain = domain;
+	pci->busnr = bus;
 	pci->devfn = PCI_DEVFN(slot, function);
-	pci_lock_rescan_remove();
-	ret = nvg_pci_place(pci, domain, bus);
-	pci_unlock_rescan_remove();
-	if (ret) {
-		kfree(pci);
-		return ret;
-	}
-
+	INIT_WORK(&pci->add, nvg_pci_add_work);
+	INIT_WORK(&pci->remove, nvg_pci_remove_work);
 	pci->next = dev->pci;
 	dev->pci = pci;
+	queue_work(nvg_pci_wq, &pci->add);
 	return 0;
 }
 
+/* Shows none of the device's cards any more, soon. */
 void nvg_pci_remove(struct nvg_device *dev)
 {
 	struct nvg_pci *pci;
 
 	while ((pci = dev->pci)) {
 		dev->pci = pci->next;
-		pci_lock_rescan_remove();
-		if (pci->below)
-			nvg_guest_remove(pci);
-		else
-			nvg_own_remove(pci);
-		pci_unlock_rescan_remove();
-		kfree(pci);
+		queue_work(nvg_pci_wq, &pci->remove);
 	}
 }
 

@@ -8,6 +8,7 @@
 //! ← {"schema":1,"answer":{"processes":256,"limits":{"files":{"guest":100,…},…}}}
 //! → {"schema":1,"request":"metrics"}
 //! ← {"schema":1,"answer":"# HELP …"}
+//! → {"schema":1,"request":"trace"}                answered by a stream: [`super::trace`]
 //! ← {"schema":1,"error":"what failed, and what to do"}
 //! ```
 //!
@@ -28,9 +29,10 @@ use serde_json::{json, Map, Value};
 
 use super::metrics;
 use super::report::Report;
-use super::Broker;
+use super::{trace, Broker};
 use crate::budgets::{NO_BUDGET, WEIGHTS};
 use crate::limits::{amount, effect, TABLE};
+use crate::transport::trace::Wanted;
 
 /// Version of requests and answers.
 pub const SCHEMA: u64 = 1;
@@ -52,6 +54,13 @@ enum Request {
     },
     /// The state of the guest as Prometheus has it.
     Metrics,
+    /// The guest's calls, from now on: all, or the slow, or those that fail, or both.
+    Trace {
+        #[serde(default)]
+        slow_ns: Option<u64>,
+        #[serde(default)]
+        errors: bool,
+    },
 }
 
 /// Starts the thread that answers on `listener`.
@@ -62,7 +71,7 @@ pub fn start(broker: &Arc<Broker>, listener: UnixListener) -> Result<()> {
         .stack_size(256 << 10)
         .spawn(move || {
             for client in listener.incoming().flatten() {
-                if let Err(error) = serve(&broker, &client) {
+                if let Err(error) = serve(&broker, client) {
                     tracing::debug!(%error, "an admin's question went unanswered");
                 }
             }
@@ -80,36 +89,44 @@ pub fn summary(broker: &Broker) -> Value {
     status
 }
 
-fn serve(broker: &Broker, mut client: &UnixStream) -> io::Result<()> {
+fn serve(broker: &Arc<Broker>, mut client: UnixStream) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let asker = getsockopt(client, PeerCredentials)?.uid();
+    let asker = getsockopt(&client, PeerCredentials)?.uid();
     let mut line = String::new();
-    BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
+    BufReader::new((&client).take(MAX_REQUEST)).read_line(&mut line)?;
     let outcome = match asker {
-        0 => answer(broker, &line),
-        user if user == broker.sandbox.user => answer(broker, &line),
+        0 => answer(broker, &client, &line),
+        user if user == broker.sandbox.user => answer(broker, &client, &line),
         user => Err(format!(
             "user {user} is neither root nor user {}, whose backend this is",
             broker.sandbox.user
         )),
     };
     let reply = match outcome {
-        Ok(answer) => json!({"schema": SCHEMA, "answer": answer}),
+        Ok(None) => return Ok(()),
+        Ok(Some(answer)) => json!({"schema": SCHEMA, "answer": answer}),
         Err(error) => json!({"schema": SCHEMA, "error": error}),
     };
     client.write_all(format!("{reply}\n").as_bytes())
 }
 
-fn answer(broker: &Broker, line: &str) -> Result<Value, String> {
-    Ok(match parse(line)? {
+/// The answer; `None` if a thread of its own gives it.
+fn answer(broker: &Arc<Broker>, client: &UnixStream, line: &str) -> Result<Option<Value>, String> {
+    Ok(Some(match parse(line)? {
         Request::Status => json!(Report::of(broker)),
         Request::Metrics => metrics::render(&Report::of(broker)).into(),
         Request::Limits { set } => {
             change(broker, &set)?;
             limits(broker)
         }
-    })
+        Request::Trace { slow_ns, errors } => {
+            let client = client.try_clone();
+            let client = client.map_err(|error| format!("the stream cannot be kept: {error}"))?;
+            trace::start(broker, client, Wanted { slow_ns, errors })?;
+            return Ok(None);
+        }
+    }))
 }
 
 fn parse(line: &str) -> Result<Request, String> {

@@ -109,6 +109,7 @@ impl Collector for Metrics {
         self.traffic(&mut out)?;
         self.latency(&mut out)?;
         self.memory(&mut out)?;
+        self.card(&mut out)?;
         self.limits(&mut out)
     }
 }
@@ -178,6 +179,18 @@ impl Metrics {
         out.gauge("arena_size", "Size of the arena", bytes, arena.bytes)?;
         out.gauge("arena_taken", "Arena that is taken", bytes, arena.taken_bytes)?;
         out.gauge("arena_ranges", "Ranges of the arena that are taken", None, arena.ranges as u64)
+    }
+
+    fn card(&self, out: &mut Out<'_, '_>) -> fmt::Result {
+        let (vram, bytes) = (&self.0.vram, Some(&Unit::Bytes));
+        let help = "The guest's share of the card's time";
+        out.gauge("weight", help, None, self.0.weight.into())?;
+        out.gauge("vram_used", "Video memory that the guest's objects keep", bytes, vram.used)?;
+        // A guest without a budget has none to show.
+        let Some(budget) = vram.budget else { return Ok(()) };
+        out.gauge("vram_budget", "Video memory that the guest may have", bytes, budget)?;
+        let help = "Of the budget, for small allocations alone";
+        out.gauge("vram_reserve", help, bytes, vram.reserve)
     }
 
     fn limits(&self, out: &mut Out<'_, '_>) -> fmt::Result {

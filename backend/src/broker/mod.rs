@@ -17,6 +17,7 @@
 //! - [`admin`]: what an admin can ask and set
 //! - [`report`]: the state of the guest, for admins and metrics
 //! - [`metrics`]: the same for Prometheus
+//! - [`trace`]: the guest's calls, for an admin who looks
 
 pub mod admin;
 pub mod arena;
@@ -28,6 +29,7 @@ pub mod placer;
 pub mod ranges;
 pub mod report;
 pub mod shares;
+pub mod trace;
 pub mod video;
 pub mod window;
 pub mod worker;
@@ -58,6 +60,7 @@ use device::{Device, Frontend};
 use nodes::Nodes;
 use placer::Placer;
 use shares::Shares;
+use trace::Tracing;
 use video::Video;
 use window::Window;
 use workers::Workers;
@@ -133,6 +136,8 @@ pub struct Broker {
     pub vram_mode: VramMode,
     /// How often something was done lately.
     pub rates: Arc<Rates>,
+    /// Their calls, while an admin looks.
+    pub trace: Tracing,
     /// Who starts them.
     pub starter: Starter,
     /// What confines this process, to be shown.
@@ -179,6 +184,7 @@ impl Broker {
             weight: AtomicU32::new(budgets.weight),
             slice_refused: AtomicU32::new(0),
             rates: Arc::new(Rates::create().context("Making the page of rates failed")?),
+            trace: Tracing::create().context("Making the ring of traces failed")?,
             starter,
             sandbox,
             device: device::Shared::new(Device::new(queues)),

@@ -111,7 +111,8 @@ impl Worker {
         };
         let page = self.page.share()?;
         let rates = broker.rates.share()?;
-        let mut fds = vec![page.as_raw_fd(), rates.as_raw_fd()];
+        let trace = broker.trace.ring().share()?;
+        let mut fds = vec![page.as_raw_fd(), rates.as_raw_fd(), trace.as_raw_fd()];
         fds.extend(arena.map(|arena| arena.file().as_raw_fd()));
         fds.extend(broker.card.as_ref().map(AsRawFd::as_raw_fd));
         let payload = start.encode(&broker.compiled_blob);

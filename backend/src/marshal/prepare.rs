@@ -41,16 +41,28 @@ pub struct Refused {
 impl Refused {
     /// A refusal of the session's own, answered by RM's status where RM would.
     pub fn new(compiled: &Compiled, kind: FileKind, call: &Call<'_>, verdict: Verdict) -> Self {
-        let nr = number(kind, call.cmd);
-        let what = rm::subject(kind, nr, call.argument).unwrap_or(What::ioctl(kind, nr));
-        Self::of(compiled, kind, call, (verdict, what))
+        Self::of(compiled, kind, call, (verdict, call.what(kind)))
     }
 
     fn of(compiled: &Compiled, kind: FileKind, call: &Call<'_>, why: rm::Refusal) -> Self {
         let (verdict, what) = why;
-        let escape = compiled.escape(kind, number(kind, call.cmd), size(call));
-        let offset = escape.map_or(NO_OFFSET, |entry| entry.status.get());
+        let offset = call.status_offset(compiled, kind);
         Self { verdict, what, answer: policy::answer(what, verdict, offset) }
+    }
+}
+
+impl Call<'_> {
+    /// The name of the call on a file of this kind: its control, class or function where it
+    /// has one.
+    pub fn what(&self, kind: FileKind) -> What {
+        let nr = number(kind, self.cmd);
+        rm::subject(kind, nr, self.argument).unwrap_or(What::ioctl(kind, nr))
+    }
+
+    /// Where RM leaves its status in the argument; [`NO_OFFSET`] if nowhere.
+    pub fn status_offset(&self, compiled: &Compiled, kind: FileKind) -> u16 {
+        let escape = compiled.escape(kind, number(kind, self.cmd), size(self));
+        escape.map_or(NO_OFFSET, |entry| entry.status.get())
     }
 }
 

@@ -31,7 +31,7 @@ pub const FIRST_VIEW: u32 = 1 << 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Payload: see [`crate::worker::start`]; fds: page, rates, host's own.
+    /// Payload: see [`crate::worker::start`]; fds: page, rates, trace, host's own.
     Start = 1,
     /// `[slot]`; payload: two ring configurations, then the regions of guest memory;
     /// fds: kick, call, kick, call, then one for each region.

@@ -3,6 +3,7 @@
 //! - [`ring`]: a virtqueue, requests from it and replies to it
 //! - [`events`]: event records, coalesced
 //! - [`counts`]: what is counted of requests
+//! - [`trace`]: calls as they are served, while an admin looks
 //! - [`page`]: what outlives the server of a slot's queues
 //! - [`shared`]: memory files that several processes share
 //! - [`link`]: the socket between broker and worker
@@ -17,3 +18,4 @@ pub mod page;
 pub mod process;
 pub mod ring;
 pub mod shared;
+pub mod trace;

@@ -12,6 +12,7 @@
 //! - [`video`]: memory of the card, and [`shown`], what the guest is told of it
 //! - [`slices`]: time of the card
 //! - [`share`]: what it holds of the guest's share
+//! - [`traced`]: what an admin who looks is shown of a call
 //! - [`watch`]: which files are ready
 //! - [`readiness`]: of one file: an edge and an arm make one report
 
@@ -30,6 +31,7 @@ pub mod share;
 pub mod shown;
 pub mod slices;
 pub mod start;
+pub mod traced;
 pub mod upstream;
 pub mod video;
 pub mod watch;
@@ -56,6 +58,7 @@ use crate::transport::link::{Kind, Message, Outgoing, Receiver, Sender};
 use crate::transport::page::SlotPage;
 use crate::transport::ring::{Ring, RingConfig};
 use crate::transport::shared::Shared;
+use crate::transport::trace::Trace;
 use arena::Arena;
 use exports::Kept;
 use serve::Server;
@@ -93,16 +96,17 @@ struct Worker {
 impl Worker {
     fn start(mut first: Message, sender: Sender, mode: Mode) -> Result<Self> {
         ensure!(first.kind == Kind::Start, "The broker's first message was {:?}", first.kind);
-        ensure!(first.fds.len() > 1, "The start message came without its pages");
+        ensure!(first.fds.len() > 2, "The start message came without its pages");
         let page = Arc::new(SlotPage::open(first.fds.remove(0))?);
         let rates = Arc::new(Rates::open(first.fds.remove(0))?);
+        let trace = Trace::open(first.fds.remove(0))?;
         let start = Start::decode(&first).context("The start message is malformed")?;
         log::limit(&rates, start.lines);
         sandbox::worker(mode, start.host, &start.nodes)?;
         let upstream = Arc::new(Upstream::new(sender));
         let arena = open_arena(&start, &mut first.fds, &upstream)?;
         let host = open_host(&start, first.fds)?;
-        let common = Common { page: Arc::clone(&page), rates, arena };
+        let common = Common { page: Arc::clone(&page), rates, trace, arena };
         let session = Arc::new(Session::new(start, host, Arc::clone(&upstream), common)?);
         let server = Server::start(SERVERS, Arc::clone(&session), Arc::clone(&upstream))?;
         watch::Watcher::start(Arc::clone(&session))?;

@@ -15,6 +15,7 @@ use crate::host::Node;
 use crate::rate::Rates;
 use crate::transport::link::{Kind, Message, Receiver, Sender};
 use crate::transport::page::SlotPage;
+use crate::transport::trace::Trace;
 
 /// A broker that lets its worker have all that it asks for.
 pub fn broker() -> Arc<Upstream> {
@@ -58,6 +59,7 @@ pub fn session() -> Session {
     let common = Common {
         page: Arc::new(SlotPage::create().unwrap()),
         rates: Arc::new(Rates::create().unwrap()),
+        trace: Trace::create().unwrap(),
         arena: None,
     };
     Session::new(start, host, broker(), common).unwrap()

@@ -399,6 +399,9 @@ impl Server {
         let outcome = self.dispatch(&work, file, bench);
         let took = start.elapsed();
         self.session.page().count_call(class, took);
+        if self.session.trace.is_on() {
+            self.session.traced(&work.message.request, file, (took, outcome, &bench.reply));
+        }
         tracing::trace!(kind = work.header.kind.get(), control, ?took, "served");
         if let Some(command) = control.filter(|_| took > QUICK) {
             let mut slow = lock(&self.slow);

@@ -29,6 +29,7 @@ use crate::rate::Rates;
 use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::page::SlotPage;
+use crate::transport::trace::Trace;
 use crate::wire;
 
 /// Requests of one file that may wait for the one before them.
@@ -128,6 +129,8 @@ pub struct Session {
     pub slices: Slices,
     /// How often something was done lately, by the guest and by this process.
     pub rates: (Arc<Rates>, Rates),
+    /// Calls as they are served, while an admin looks.
+    pub trace: Trace,
     page: Arc<SlotPage>,
     watcher: Arc<Watcher>,
     files: RwLock<HashMap<u16, Arc<GuestFile>>>,
@@ -141,6 +144,8 @@ pub struct Common {
     pub page: Arc<SlotPage>,
     /// How often things were done, by all of the guest.
     pub rates: Arc<Rates>,
+    /// Where calls are written down while an admin looks.
+    pub trace: Trace,
     /// What system memory comes from, if it does.
     pub arena: Option<Arena>,
 }
@@ -153,7 +158,7 @@ impl Session {
         upstream: Arc<Upstream>,
         common: Common,
     ) -> Result<Self, Errno> {
-        let Common { page, rates, arena } = common;
+        let Common { page, rates, trace, arena } = common;
         let watcher = Arc::new(Watcher::new(Arc::clone(&upstream)));
         Ok(Self {
             mappings: Mappings::new(Arc::clone(&upstream)),
@@ -165,6 +170,7 @@ impl Session {
             upstream,
             objects: Mutex::default(),
             arena,
+            trace,
             refusals: Mutex::default(),
             page,
             watcher,

@@ -147,7 +147,7 @@ fn scrape(socket: &Path) -> String {
 fn metrics_say_the_same_numbers_as_the_admin_socket() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("metrics");
-    let args = ["--metrics-socket", socket.to_str().unwrap()];
+    let args = ["--metrics-socket", socket.to_str().unwrap(), "--vram=64M", "--weight=20"];
     let pair = pair_in(&args, &[], Options::default());
     let _client = busy(&pair);
     let status = pair.backend.status().unwrap();
@@ -200,6 +200,10 @@ fn metrics_say_the_same_numbers_as_the_admin_socket() {
         ("window_bytes", &status["window_bytes"]),
         ("arena_size_bytes", &status["arena"]["bytes"]),
         ("arena_taken_bytes", &status["arena"]["taken_bytes"]),
+        ("vram_used_bytes", &status["vram"]["used"]),
+        ("vram_budget_bytes", &status["vram"]["budget"]),
+        ("vram_reserve_bytes", &status["vram"]["reserve"]),
+        ("weight", &status["weight"]),
         ("log_lines_left_out_total", &status["lines_left_out"]),
     ];
     for (name, value) in plain {

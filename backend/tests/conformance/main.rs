@@ -13,6 +13,7 @@
 //! - `floods`: a million of what is malformed, and nothing dies or grows
 //! - `budgets`: what it has of the card
 //! - `admin`: what an admin asks and sets, and the same in metrics
+//! - `trace`: calls as an admin watches them
 //! - `endurance`: many of anything leave nothing behind
 
 mod admin;
@@ -29,4 +30,5 @@ mod messages;
 mod processes;
 mod readiness;
 mod sandbox;
+mod trace;
 mod vmm;

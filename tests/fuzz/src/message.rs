@@ -25,6 +25,7 @@ use vhost_user_nvguest::rate::Rates;
 use vhost_user_nvguest::transport::link::{Kind, Message, Receiver, Sender};
 use vhost_user_nvguest::transport::page::SlotPage;
 use vhost_user_nvguest::transport::shared::Shared;
+use vhost_user_nvguest::transport::trace::Trace;
 use vhost_user_nvguest::wire;
 use vhost_user_nvguest::worker::arena::Arena as WorkerArena;
 use vhost_user_nvguest::worker::serve::{Bench, Server};
@@ -121,7 +122,8 @@ impl Worker {
         let page = Arc::new(SlotPage::create().expect("a page"));
         let driver: Arc<dyn Host> = Arc::<SimHost>::clone(&host);
         let rates = Arc::new(Rates::create().expect("a page"));
-        let common = Common { page, rates, arena: Some(its_arena) };
+        let trace = Trace::create().expect("a ring");
+        let common = Common { page, rates, trace, arena: Some(its_arena) };
         let session = Session::new(start(), driver, Arc::clone(&upstream), common);
         let session = Arc::new(session.expect("a page"));
         let broker = Broker::new(theirs, Arc::downgrade(&upstream), arena);

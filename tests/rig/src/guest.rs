@@ -93,6 +93,16 @@ impl Guest {
         self.qemu.wait().map(drop)
     }
 
+    /// QEMU's process, to be waited for.
+    pub fn qemu_mut(&mut self) -> &mut Daemon {
+        &mut self.qemu
+    }
+
+    /// QEMU's monitor: QMP, one client at a time.
+    pub fn qmp(&self) -> std::path::PathBuf {
+        self.serial.with_file_name("qmp")
+    }
+
     /// The guest's backend, to be signalled or waited for.
     pub fn backend_mut(&mut self) -> Option<&mut Daemon> {
         self.backend.as_mut()

@@ -60,6 +60,7 @@ pub struct Builder {
     kernel: String,
     guests: usize,
     host: Option<Host>,
+    hotpluggable: bool,
     accel: Option<Accel>,
     cpus: u32,
     memory_mib: u32,
@@ -89,6 +90,7 @@ impl Rig {
             kernel: DEFAULT_KERNEL.to_owned(),
             guests: 1,
             host: None,
+            hotpluggable: false,
             accel: None,
             cpus: 2,
             memory_mib: 2048,
@@ -173,6 +175,12 @@ impl Builder {
     /// Gives every guest our device, a backend of its own behind it.
     pub fn host(mut self, host: Host) -> Self {
         self.host = Some(host);
+        self
+    }
+
+    /// Puts our device behind a PCIe root port, which it can be taken out of.
+    pub fn hotpluggable(mut self) -> Self {
+        self.hotpluggable = true;
         self
     }
 
@@ -353,6 +361,7 @@ impl Seed<'_> {
             memory_mib: self.wish.memory_mib,
             folder: &folder,
             has_backend: backend.is_some(),
+            is_hotpluggable: self.wish.hotpluggable,
             shares: &shares,
             extra: &self.wish.qemu_args,
         };

@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, Context, Result};
+use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
+
+use crate::lines::{self, Lines};
 
 /// Version of the admin protocol that this speaks.
 pub const SCHEMA: u64 = 1;
@@ -90,9 +92,20 @@ impl Guest {
     }
 
     /// Asks, and returns the answer.
-    pub fn ask(&self, mut request: Value) -> Result<Value> {
-        request["schema"] = SCHEMA.into();
-        let reply = exchange(&self.socket, &request).with_context(|| self.unheard())?;
+    pub fn ask(&self, request: Value) -> Result<Value> {
+        let reply = exchange(&self.socket, request).with_context(|| self.unheard())?;
+        self.answer(&reply)
+    }
+
+    /// Asks for a stream, and returns the answer and what follows it.
+    pub fn watch(&self, request: Value) -> Result<(Value, Lines)> {
+        let stream = send(&self.socket, request).with_context(|| self.unheard())?;
+        let mut lines = Lines::new(stream);
+        let first = lines.next(Some(Instant::now() + PATIENCE)).with_context(|| self.unheard())?;
+        Ok((self.answer(&first.with_context(|| self.unheard())?)?, lines))
+    }
+
+    fn answer(&self, reply: &Value) -> Result<Value> {
         if let Some(error) = reply["error"].as_str() {
             bail!("the backend of {} refuses: {error}", self.name);
         }
@@ -126,12 +139,27 @@ impl Guest {
     }
 }
 
-fn exchange(socket: &Path, request: &Value) -> Result<Value> {
+/// Whether a process listens on a stream socket. Asked in a way that cannot connect: a backend
+/// serves one connection, and this is none.
+pub fn is_listening(socket: &Path) -> bool {
+    let asked = UnixDatagram::unbound().and_then(|datagram| datagram.connect(socket));
+    match asked {
+        Err(error) => error.raw_os_error() == Some(nix::libc::EPROTOTYPE),
+        Ok(()) => false,
+    }
+}
+
+fn send(socket: &Path, mut request: Value) -> Result<UnixStream> {
+    request["schema"] = SCHEMA.into();
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{request}\n").as_bytes())?;
+    Ok(stream)
+}
+
+fn exchange(socket: &Path, request: Value) -> Result<Value> {
     let mut reply = String::new();
-    stream.read_to_string(&mut reply)?;
-    serde_json::from_str(&reply).map_err(|error| anyhow!("its answer is no JSON: {error}"))
+    send(socket, request)?.read_to_string(&mut reply)?;
+    lines::parse(reply.as_bytes())
 }

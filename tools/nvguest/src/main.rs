@@ -3,7 +3,9 @@
 //! - `list`, `show`, `refusals`, `metrics` ([`show`]): the guests of this host, and one of them
 //! - `limits` ([`limits`]): what a guest may have
 //! - `top` ([`top`]): what guests do, live
+//! - `trace` ([`trace`]): the calls of a guest, one by one
 //! - `run` ([`run`]): a backend and its QEMU, from one file
+//! - `recover` ([`recover`]): a new backend for a guest whose backend died ([`vm`], by [`qmp`])
 //! - `doctor` ([`doctor`]): whether this host can do it, and what to do if not
 //! - `policy explain` ([`policy`]): what a control or class is, who may issue it, and why
 //!
@@ -16,12 +18,19 @@
 mod doctor;
 mod guests;
 mod limits;
+mod lines;
+mod names;
 mod out;
 mod policy;
+mod qmp;
+mod recover;
 mod run;
+mod runtime;
 mod show;
 mod status;
 mod top;
+mod trace;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -60,10 +69,14 @@ enum Command {
         /// Its name, or the path of its admin socket.
         guest: String,
     },
+    /// The calls of a guest, as they are served.
+    Trace(trace::Args),
     /// What a guest may have; change it with KEY=VALUE.
     Limits(limits::Args),
     /// Start a backend and its QEMU.
     Run(run::Args),
+    /// Give a guest whose backend died a new one.
+    Recover(recover::Args),
     /// Whether this host can share its card, and what to do if not.
     Doctor(doctor::Args),
     /// What a guest may do.
@@ -92,8 +105,10 @@ fn answer(command: &Command, json: bool) -> Result<ExitCode> {
         Command::Show { guest } => show::show(guest, json)?,
         Command::Refusals { guest } => show::refusals(guest, json)?,
         Command::Metrics { guest } => show::metrics(guest, json)?,
+        Command::Trace(args) => trace::run(args, json)?,
         Command::Limits(args) => limits::run(args, json)?,
         Command::Run(args) => return run::run(args, json),
+        Command::Recover(args) => return recover::run(args, json),
         Command::Doctor(args) => return doctor::run(args, json),
         Command::Policy { command } => policy::run(command, json)?,
     }

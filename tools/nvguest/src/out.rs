@@ -7,9 +7,15 @@ use serde::Serialize;
 
 /// Says it. Who reads may have had enough.
 pub fn say(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+    say_while_heard(text).map(drop)
+}
+
+/// Says it at once; whether anybody still reads.
+pub fn say_while_heard(text: &str) -> Result<bool> {
+    let mut stdout = std::io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        outcome => Ok(outcome.map(|()| true)?),
     }
 }
 

@@ -14,9 +14,15 @@ use serde_json::json;
 
 use crate::guests;
 use crate::out;
+use crate::runtime::{self, Noted};
+use crate::vm::{DEVICE, PORT};
 
 /// A backend listens within this, or is not going to.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often the two are looked after.
+const LOOK: Duration = Duration::from_millis(100);
+/// Of our root port: no other port of the machine may have it.
+const CHASSIS: u8 = 222;
 
 /// Start a backend and its QEMU.
 #[derive(clap::Args, Debug)]
@@ -114,8 +120,12 @@ impl Spec {
         toml::from_str(&text).with_context(|| format!("{} is not a guest's file", path.display()))
     }
 
+    fn folder(&self) -> PathBuf {
+        guests::folder(&self.name)
+    }
+
     fn socket(&self) -> PathBuf {
-        guests::folder(&self.name).join("vhost.sock")
+        self.folder().join("vhost.sock")
     }
 
     fn backend_command(&self) -> Vec<String> {
@@ -127,7 +137,8 @@ impl Spec {
         let Qemu { program, memory, cpus, accel, slots, args } = &self.qemu;
         let cpu = if accel.starts_with("kvm") { "host" } else { "max" };
         // QEMU takes a doubled comma for one.
-        let socket = self.socket().display().to_string().replace(',', ",,");
+        let quoted = |path: PathBuf| path.display().to_string().replace(',', ",,");
+        let (socket, monitor) = (quoted(self.socket()), quoted(runtime::monitor(&self.folder())));
         let queues = 2 + 2 * slots;
         let own = [
             program.clone(),
@@ -143,12 +154,17 @@ impl Spec {
             format!("memory-backend-memfd,id=mem,size={memory},share=on"),
             "-machine".into(),
             "q35,memory-backend=mem".into(),
+            // Both for `nvguest recover`: a monitor, and a slot that a device can be taken out of.
+            "-qmp".into(),
+            format!("unix:{monitor},server=on,wait=off"),
+            "-device".into(),
+            format!("pcie-root-port,id={PORT},chassis={CHASSIS}"),
             "-chardev".into(),
             format!("socket,id=nv,path={socket}"),
             "-device".into(),
             format!(
-                "vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs={queues},vq_size=256,\
-                 config_size=64"
+                "vhost-user-test-device-pci,id={DEVICE},bus={PORT},chardev=nv,virtio-id=38,\
+                 num_vqs={queues},vq_size=256,config_size=64"
             ),
         ];
         own.into_iter().chain(args.iter().cloned()).collect()
@@ -167,9 +183,17 @@ pub fn run(args: &Args, json: bool) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut serving = Serving(start(&backend)?);
+    let mut serving = Serving { child: start(&backend)?, said: false };
     serving.await_socket(&spec.socket())?;
-    let status = start(&qemu)?.wait().context("Waiting for QEMU failed")?;
+    let _noted = Noted::write(&spec.folder(), &backend)?;
+    let mut machine = start(&qemu)?;
+    let status = loop {
+        if let Some(status) = machine.try_wait().context("Waiting for QEMU failed")? {
+            break status;
+        }
+        serving.say_if_gone(&spec.name);
+        std::thread::sleep(LOOK);
+    };
     Ok(code(status))
 }
 
@@ -182,14 +206,31 @@ fn start(command: &[String]) -> Result<Child> {
 }
 
 /// A backend, whose end is waited for.
-struct Serving(Child);
+struct Serving {
+    child: Child,
+    /// Its end was said.
+    said: bool,
+}
 
 impl Serving {
-    /// QEMU may start once the socket is there.
+    /// A backend that ends before its QEMU leaves a guest without a card.
+    fn say_if_gone(&mut self, name: &str) {
+        let ended = self.child.try_wait().ok().flatten();
+        // One that hears its QEMU go ends well.
+        if let Some(status) = ended.filter(|status| !status.success() && !self.said) {
+            self.said = true;
+            eprintln!(
+                "nvguest: the backend ended with {status}, and QEMU goes on; `nvguest recover \
+                 {name}` gives the guest another"
+            );
+        }
+    }
+
+    /// QEMU may start once somebody listens; the socket may be a dead backend's.
     fn await_socket(&mut self, socket: &Path) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        while !socket.exists() {
-            if let Some(status) = self.0.try_wait().context("Looking for the backend failed")? {
+        while !guests::is_listening(socket) {
+            if let Some(status) = self.child.try_wait().context("Looking for the backend failed")? {
                 bail!("the backend ended with {status} before it served; it said why above");
             }
             if Instant::now() >= deadline {
@@ -202,7 +243,7 @@ impl Serving {
 
     fn ends_within(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
-        while matches!(self.0.try_wait(), Ok(None)) {
+        while matches!(self.child.try_wait(), Ok(None)) {
             if Instant::now() >= deadline {
                 return false;
             }
@@ -218,10 +259,10 @@ impl Drop for Serving {
         // takes its sockets along; one that does not hear is killed.
         if !self.ends_within(Duration::from_secs(2)) {
             // CAST: a pid is a positive i32.
-            let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGTERM);
+            let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
             if !self.ends_within(Duration::from_secs(10)) {
-                let _ = self.0.kill();
-                let _ = self.0.wait();
+                let _ = self.child.kill();
+                let _ = self.child.wait();
             }
         }
     }

@@ -190,6 +190,91 @@ fn top_looks_twice_and_says_what_was_done_between() {
     assert!(text.starts_with("GUEST") && text.lines().count() == 2, "{text}");
 }
 
+/// A trace that goes on while a client asks; the lines that it says.
+fn trace(host: &Host, client: &Client, args: &[&str]) -> String {
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                client.attached_ids().unwrap();
+                client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
+            }
+        });
+        let said = host.says(&[&["trace", "web", "--seconds=1"], args].concat());
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        said
+    })
+}
+
+#[test]
+fn trace_shows_calls_by_name_until_its_time_is_over() {
+    let host = Host::new();
+    let web = host.serve("web");
+    let client = use_card(&web);
+    let text = trace(&host, &client, &[]);
+    let named = "100 ioctl  ctl  control NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS";
+    assert!(text.contains(named) && text.contains("control 0x007f0001"), "{text}");
+    let text = trace(&host, &client, &["--errors", "--slow=60s", "--json"]);
+    assert!(!text.is_empty());
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&line["number"], &line["status"]), (&UNKNOWN.into(), &0x56.into()), "{line}");
+        assert_eq!((&line["schema"], &line["name"]), (&1.into(), &Value::Null), "{line}");
+    }
+    assert_eq!(host.run(&["trace", "web", "--slow=1"]).status.code(), Some(2));
+}
+
+#[test]
+fn top_show_and_metrics_carry_the_same_numbers() {
+    let host = Host::new();
+    let web = host.serve("web");
+    let _client = use_card(&web);
+    // Nothing is asked of the guest's backend from here on but by us.
+    let top = &host.json(&["top", "web", "--once", "-n", "0.05"])[0];
+    let status = host.json(&["show", "web"]);
+    let metrics = host.says(&["metrics", "web"]);
+    let mut compared = 0;
+    let mut same = |sample: &str, in_top: &Value, in_status: &Value| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        let sampled: f64 = line.unwrap_or_else(|| panic!("{sample} in {metrics}")).parse().unwrap();
+        assert_eq!((in_top, Some(sampled)), (in_status, in_status.as_f64()), "{sample}");
+        compared += 1;
+    };
+    let guest = r#"{guest="web"}"#;
+    for (name, key) in [("placements", "placements"), ("window_bytes", "window_bytes")] {
+        same(&format!("nvguest_{name}{guest}"), &top[key], &status[key]);
+    }
+    same(&format!("nvguest_queue_depth{guest}"), &top["in_flight"], &status["in_flight"]);
+    let processes = status["workers"].as_array().unwrap().len().into();
+    same(&format!("nvguest_workers{guest}"), &top["processes"], &processes);
+    let files = &status["shares"]["files"]["held"];
+    same("nvguest_limit_used{guest=\"web\",resource=\"files\"}", files, files);
+    for kind in ["open", "ioctl", "map"] {
+        let count = &status["requests"][kind];
+        assert!(count.as_u64() > Some(0) && top["requests"][kind] == 0.0, "{kind}: {top}");
+        same(&format!("nvguest_requests_total{{guest=\"web\",type=\"{kind}\"}}"), count, count);
+    }
+    let used = &status["vram"]["used"];
+    same(&format!("nvguest_vram_used_bytes{guest}"), &top["vram_used_bytes"], used);
+    assert_eq!((used, &top["refused"]), (&65536.into(), &status["refused"]));
+    assert_eq!(compared, 9);
+}
+
+#[test]
+fn recover_says_what_state_things_are_in_where_it_cannot_help() {
+    let host = Host::new();
+    let output = host.run(&["recover", "web"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.starts_with("backend   none answers\nQEMU      QEMU's monitor "), "{text}");
+    assert!(text.contains("start the VM again") && text.contains("--qmp"), "{text}");
+    let web = host.serve("web");
+    let output = host.run(&["recover", "web", "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["outcome"], "restart");
+    assert_eq!(said["steps"][0]["found"], format!("pid {} answers", web.child.id()));
+}
+
 #[test]
 fn run_prints_the_commands_that_it_would_run() {
     let host = Host::new();
@@ -198,6 +283,11 @@ fn run_prints_the_commands_that_it_would_run() {
     let socket = host.0.path().join("nvguest/web/vhost.sock").display().to_string();
     assert!(text.starts_with("vhost-user-nvguest --name web --gpu=0"), "{text}");
     assert!(text.contains(&format!("-chardev socket,id=nv,path={socket}")), "{text}");
+    // What `nvguest recover` needs.
+    let monitor = socket.replace("vhost.sock", "qmp.sock");
+    assert!(text.contains(&format!("-qmp unix:{monitor},server=on,wait=off")), "{text}");
+    assert!(text.contains("-device pcie-root-port,id=nvguest-port,"), "{text}");
+    assert!(text.contains("id=nvguest,bus=nvguest-port,chardev=nv,"), "{text}");
     assert!(text.contains("memory-backend-memfd,id=mem,size=8G,share=on"), "{text}");
     assert!(text.ends_with("-nographic -s\n"), "{text}");
     assert!(host.fails(&["run", "--print"]).contains("has no name"));
