@@ -36,7 +36,7 @@ under_qemu() {
 by_loopback() {
   while [ -e "$work/on" ]; do
     "$loopback/nvguest-loopback" --host "${HOST:-nvidia}" --backend-arg=--vram=2G -- sh -c \
-      "while :; do '$loopback/rmprobe' --hold 2 --size $(size) < /dev/null & '$loopback/rmprobe' --fill 32; wait; done" > "$work/$1.log" 2>&1
+      "p=\$PPID; while kill -0 \$p 2> /dev/null; do '$loopback/rmprobe' --hold 2 --size $(size) < /dev/null & '$loopback/rmprobe' --fill 32; wait; done" > "$work/$1.log" 2>&1
     echo "$1" >> "$work/starts"
   done
 }
