@@ -73,7 +73,7 @@ uname -srm; echo "bundle: $(cat "$bundle/commit" 2>/dev/null || echo unknown)"
 section 'two processes of one guest'
 guest --run "$victim $newcomer $hog $go $ends
   wait \$V; echo \"victim ended: \$?\"; sed 's/^/victim: /' /tmp/victim; kill \$H; wait \$H
-  dmesg | grep -iE 'bug|oops' | tail -5" > "$out/one-guest.txt" 2>&1 &
+  dmesg | grep -E 'BUG:|Oops' | tail -5" > "$out/one-guest.txt" 2>&1 &
 one=$!
 if await "$out/one-guest.txt" $one; then kill_first_worker $one; fi
 wait $one; cat "$out/one-guest.txt"
