@@ -161,7 +161,10 @@ fn wait(link: &OwnedFd, children: &mut Vec<(Child, Process)>) -> io::Result<()> 
         let asked = fds[0].any().unwrap_or(true);
         children.retain_mut(|(child, _)| match child.try_wait() {
             Ok(Some(status)) => {
-                if status.code() == Some(seccomp::EXIT) || status.core_dumped() {
+                // By a signal if it was before the worker's own list was in place.
+                let refused = status.code() == Some(seccomp::EXIT)
+                    || status.signal() == Some(nix::libc::SIGSYS);
+                if refused || status.core_dumped() {
                     tracing::error!(pid = child.id(), %status, "a worker was ended");
                 }
                 false
@@ -191,8 +194,8 @@ fn start_worker(
             Ok((pid, vec![ours.into(), copy]))
         }
         Err(error) => {
-            // It ends by itself too, with its link.
-            let _ = child.kill();
+            // It ends by itself, with its link: no list of ours has `kill`.
+            drop(ours);
             let _ = child.wait();
             Err(error)
         }

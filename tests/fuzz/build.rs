@@ -14,6 +14,8 @@ fn main() {
     let words = ["-std=gnu11", "-O1", "-g", "-fsanitize=address,undefined"];
     let built = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
         .args(words)
+        // A packed one runs where no compiler's libraries are.
+        .args(["-static-libasan", "-static-libubsan"])
         .args(["-fno-sanitize-recover=all", "-Wall", "-Wextra", "-I"])
         .arg(module)
         .arg("-o")

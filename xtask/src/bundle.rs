@@ -182,7 +182,8 @@ fn report(out: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn mib(bytes: u64) -> f64 {
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> f64 {
     // CAST: sizes here are far below 2^52.
     bytes as f64 / f64::from(1 << 20)
 }

@@ -2,9 +2,16 @@
 //!
 //! What `cargo fuzz` does with a nightly one: the code is built with LLVM's coverage counters
 //! and AddressSanitizer, which stable compilers have and only hide, and linked with libFuzzer.
+//! All targets are one program, and as many run at a time as there are processors.
+//!
+//! - [`pack`]: the same for a machine without a compiler
+
+mod pack;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
@@ -12,17 +19,11 @@ use nvguest_rig::provision::{provide_fuzzing, step};
 
 use crate::prepare::{cargo, root, run};
 
-/// What the flags below are for; the target is named so that build scripts go without them.
+/// Named, so that build scripts go without what [`WRAPPER`] adds.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-const FLAGS: [&str; 7] = [
-    "--cfg fuzzing",
-    "-Cpasses=sancov-module",
-    "-Cllvm-args=-sanitizer-coverage-level=4",
-    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
-    "-Cllvm-args=-sanitizer-coverage-pc-table",
-    "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Zsanitizer=address",
-];
+/// The compiler with coverage counters and AddressSanitizer for our own crates, and for those
+/// that parse virtqueues and vhost-user for us.
+const WRAPPER: &str = "tests/fuzz/rustc.sh";
 /// Bytes of an input at most.
 const MAX_INPUT: &str = "-max_len=8192";
 
@@ -39,6 +40,10 @@ pub struct FuzzArgs {
     /// Put what found something new, or lies in target/fuzz/seeds, into the corpora
     #[arg(long)]
     keep: bool,
+
+    /// Run nothing: pack what it takes into a folder, for a machine with more processors
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["targets", "keep"])]
+    pack: Option<PathBuf>,
 }
 
 /// Runs some targets, or all.
@@ -49,9 +54,12 @@ pub fn fuzz(args: &FuzzArgs) -> Result<ExitCode> {
     }
     let chosen = if args.targets.is_empty() { &all } else { &args.targets };
     build()?;
-    for target in chosen {
-        live(target, args.seconds)?;
-        if args.keep {
+    if let Some(folder) = &args.pack {
+        return pack::pack(&all, folder);
+    }
+    at_once(chosen, args.seconds)?;
+    if args.keep {
+        for target in chosen {
             step(&format!("keep what {target} found"), || keep(target))?;
         }
     }
@@ -61,14 +69,40 @@ pub fn fuzz(args: &FuzzArgs) -> Result<ExitCode> {
 /// Runs every target for a moment, as a part of the tests.
 pub fn briefly(seconds: u64) -> Result<()> {
     build()?;
-    targets()?.iter().try_for_each(|target| live(target, seconds))
+    at_once(&targets()?, seconds)
 }
 
+/// Runs the targets, as many at a time as there are processors. What one finds does not keep
+/// the others from running.
+fn at_once(targets: &[String], seconds: u64) -> Result<()> {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let what = format!("fuzz {} targets for {seconds} s each", targets.len());
+    step(&what, || {
+        let left = Mutex::new(targets.iter());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let run_some = || {
+            let mut outcome = Ok(());
+            while let Some(target) = next() {
+                outcome = outcome.and(live(target, seconds));
+            }
+            outcome
+        };
+        thread::scope(|scope| {
+            let runs: Vec<_> = (0..processors).map(|_| scope.spawn(run_some)).collect();
+            runs.into_iter().try_for_each(|run| {
+                // PANIC: the thread's own goes on here.
+                run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    })
+}
+
+/// Their names: each has a corpus.
 fn targets() -> Result<Vec<String>> {
-    let folder = root().join("tests/fuzz/fuzz/fuzz_targets");
+    let folder = root().join("tests/fuzz/corpus");
     let entries = folder.read_dir().with_context(|| format!("read {}", folder.display()))?;
-    let name = |path: PathBuf| Some(path.file_stem()?.to_string_lossy().into_owned());
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| name(entry.path())).collect();
+    let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = entries.flatten().map(name).collect();
     names.sort();
     Ok(names)
 }
@@ -85,16 +119,23 @@ fn build() -> Result<()> {
         let words = ["build", "--quiet", "--release", "--bins", "--target", TARGET];
         let mut command = cargo(&words);
         command.args(["--manifest-path", manifest, "--target-dir"]).arg(place(""));
+        command.env("RUSTC_WRAPPER", root().join(WRAPPER)).env("RUSTFLAGS", "--cfg fuzzing");
         // A compiler that is told so believes itself a nightly one.
-        run(command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", FLAGS.join(" ")))
+        run(command.env("RUSTC_BOOTSTRAP", "1"))
     })
 }
 
-/// libFuzzer's program for a target.
-fn program(target: &str) -> Command {
-    let mut command = Command::new(place(TARGET).join("release").join(target));
+/// libFuzzer's program.
+fn program() -> PathBuf {
+    place(TARGET).join("release/fuzz")
+}
+
+/// libFuzzer on a target.
+fn fuzzer(target: &str) -> Command {
+    let mut command = Command::new(program());
     // The targets' processes live for the whole run, and what they keep is no leak.
     command.env("ASAN_OPTIONS", "detect_leaks=0:detect_odr_violation=0").stdin(Stdio::null());
+    command.env("FUZZ_TARGET", target);
     command
 }
 
@@ -107,21 +148,19 @@ fn live(target: &str, seconds: u64) -> Result<()> {
     for folder in [&found, &failed] {
         std::fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
     }
-    step(&format!("fuzz {target} for {seconds} s"), || {
-        let output = program(target)
-            .arg(format!("-max_total_time={seconds}"))
-            .arg(format!("-artifact_prefix={}/", failed.display()))
-            .args([MAX_INPUT, "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"])
-            .args([found, corpus(target)])
-            .output()
-            .with_context(|| format!("start {target}"))?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success() {
-            bail!("{text}\n{target} failed; its input lies in {}", failed.display());
-        }
-        println!("    {}", summary(&text));
-        Ok(())
-    })
+    let output = fuzzer(target)
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-artifact_prefix={}/", failed.display()))
+        .args([MAX_INPUT, "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"])
+        .args([found, corpus(target)])
+        .output()
+        .with_context(|| format!("start {target}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("{text}\n{target} failed; its input lies in {}", failed.display());
+    }
+    println!("  {target}: {}", summary(&text));
+    Ok(())
 }
 
 /// Executions and coverage, from what libFuzzer says.
@@ -148,7 +187,7 @@ fn keep(target: &str) -> Result<()> {
     let seeds = place("seeds").join(target);
     let from = [place("corpus").join(target), seeds];
     let from = from.iter().filter(|folder: &&PathBuf| Path::exists(folder));
-    let mut command = program(target);
+    let mut command = fuzzer(target);
     command.args(["-merge=1", MAX_INPUT, "-timeout=20"]).arg(into).args(from);
     run(command.stderr(Stdio::null()))
 }
@@ -166,9 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn every_target_has_a_corpus() {
+    fn the_targets_are_those_that_have_a_corpus() {
+        let code = std::fs::read_to_string(root().join("tests/fuzz/src/lib.rs")).unwrap();
         for target in targets().unwrap() {
-            assert!(corpus(&target).is_dir(), "{target}");
+            assert!(code.contains(&format!("name: \"{target}\"")), "{target}");
         }
     }
 }

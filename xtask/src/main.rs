@@ -12,6 +12,8 @@
 
 mod bundle;
 mod demo;
+#[cfg(test)]
+mod dependencies;
 mod fuzz;
 mod prepare;
 mod security;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::prepare::root;
 
 /// Where every test is an attack, or shows what one finds.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "backend/tests/conformance/messages.rs",
     "backend/tests/conformance/chains.rs",
     "backend/tests/conformance/calls.rs",
@@ -22,6 +22,7 @@ const SOURCES: [&str; 15] = [
     "backend/tests/conformance/sandbox.rs",
     "backend/src/marshal/tests/hostile.rs",
     "backend/src/marshal/tests/refusals.rs",
+    "backend/src/marshal/tests/any.rs",
     "backend/src/policy/sharing.rs",
     "backend/src/broker/arena.rs",
     "backend/src/sandbox/calls.rs",

@@ -1,5 +1,5 @@
-//! The system calls that a broker and a worker make. Found by tracing the whole of
-//! `tests/conformance`; each is there for the reason beside it.
+//! The system calls that a broker, its starter and a worker make. Found by tracing the whole
+//! of `tests/conformance`; each is there for the reason beside it.
 #![forbid(unsafe_code)]
 
 use nix::libc::{self, c_long};
@@ -115,6 +115,58 @@ const SIMULATED: &[Row] = &[
     (libc::SYS_fcntl, &[Is::Equal(1, libc::F_ADD_SEALS as u64)]),
 ];
 
+/// Of the starter besides what its workers may: a list is inherited, and only shrinks. So this
+/// one also has what the dynamic linker, the C library and our own first steps take until a
+/// worker's own list is in place.
+const STARTER: &[Row] = &[
+    // A worker: its link, its process, the program and its end.
+    (libc::SYS_socketpair, &[Is::Equal(0, libc::AF_UNIX as u64)]),
+    (libc::SYS_clone, SPAWN),
+    (libc::SYS_dup2, ANY),
+    (libc::SYS_execve, ANY),
+    (libc::SYS_pidfd_open, ANY),
+    (libc::SYS_wait4, ANY),
+    (libc::SYS_waitid, ANY),
+    // Sockets removed, metrics written.
+    (libc::SYS_unlink, ANY),
+    (libc::SYS_rename, ANY),
+    (libc::SYS_fchmod, ANY),
+    // A program begins.
+    (libc::SYS_mmap, LIBRARY),
+    (libc::SYS_pread64, ANY),
+    (libc::SYS_access, ANY),
+    // In the folders of LD_LIBRARY_PATH.
+    (libc::SYS_newfstatat, &[Is::Bits(3, AT_EMPTY_PATH, 0)]),
+    (libc::SYS_readlink, ANY),
+    (libc::SYS_readlinkat, ANY),
+    (libc::SYS_uname, ANY),
+    (libc::SYS_arch_prctl, ANY),
+    (libc::SYS_set_tid_address, ANY),
+    (libc::SYS_ioctl, &[Is::Equal(1, libc::TCGETS)]),
+    // It gives up what it may, and confines itself.
+    (libc::SYS_umask, ANY),
+    (libc::SYS_geteuid, ANY),
+    (libc::SYS_capget, ANY),
+    (libc::SYS_capset, ANY),
+    (libc::SYS_prctl, &[Is::Equal(0, libc::PR_CAP_AMBIENT as u64)]),
+    (libc::SYS_prctl, &[Is::Equal(0, libc::PR_SET_NO_NEW_PRIVS as u64)]),
+    (libc::SYS_prctl, &[Is::Equal(0, libc::PR_SET_DUMPABLE as u64), Is::Equal(1, 0)]),
+    (libc::SYS_prlimit64, &[Is::Equal(1, libc::RLIMIT_CORE as u64)]),
+    (libc::SYS_landlock_create_ruleset, ANY),
+    (libc::SYS_landlock_add_rule, ANY),
+    (libc::SYS_landlock_restrict_self, ANY),
+    (libc::SYS_seccomp, ANY),
+];
+/// Another program, at once: `CLONE_VM | CLONE_VFORK`, and SIGCHLD at its end. No fork, no
+/// namespace.
+const SPAWN: &[Is] = &[Is::Equal(0, 0x4100 | libc::SIGCHLD as u64)];
+/// Code from a file, private and never writable.
+const LIBRARY: &[Is] = &[
+    Is::Bits(2, PROT_EXEC | PROT_WRITE, PROT_EXEC),
+    Is::Bits(3, (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as u32, 0),
+];
+const PROT_WRITE: u32 = 2;
+
 /// The calls of a file are told by the second byte of their number (`_IOC_TYPE`): `F` of a
 /// card and the control node, nothing of nvidia-uvm, `m` of nvidia-modeset.
 fn ioctl_of(kind: FileKind) -> Row {
@@ -131,7 +183,7 @@ pub type Absent = &'static [(c_long, i32)];
 
 /// Its flags lie in memory, where a filter cannot look: the C library uses `clone` instead.
 const NO_CLONE3: (c_long, i32) = (libc::SYS_clone3, libc::ENOSYS);
-/// Of a worker.
+/// Of a worker and the starter.
 pub const ABSENT: Absent = &[NO_CLONE3];
 /// Of the broker: its memory allocator looks for the number of processors in a file.
 pub const ABSENT_FROM_BROKER: Absent = &[NO_CLONE3, (libc::SYS_openat, libc::EACCES)];
@@ -139,6 +191,17 @@ pub const ABSENT_FROM_BROKER: Absent = &[NO_CLONE3, (libc::SYS_openat, libc::EAC
 /// Every call of the broker.
 pub fn of_broker() -> Vec<Row> {
     [COMMON, BROKER].concat()
+}
+
+/// Every call of the starter of such workers.
+pub fn of_starter(host: HostKind) -> Vec<Row> {
+    let kinds: &[FileKind] = match host {
+        HostKind::Nvidia => &[FileKind::Ctl, FileKind::Uvm, FileKind::Modeset],
+        HostKind::Sim => &[],
+    };
+    let mut rows = of_worker(host, kinds);
+    rows.extend_from_slice(STARTER);
+    rows
 }
 
 /// Every call of a worker whose guest process may open nodes of these kinds.
@@ -175,6 +238,48 @@ mod tests {
             libc::SYS_process_vm_writev,
         ] {
             assert!(all.iter().all(|row| row.0 != number), "{number}");
+        }
+    }
+
+    #[test]
+    fn the_starter_makes_no_sockets_and_no_process_but_a_program_at_once() {
+        let all = of_starter(HostKind::Nvidia);
+        for number in [
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_execveat,
+            libc::SYS_fork,
+            libc::SYS_vfork,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_ptrace,
+            libc::SYS_kill,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_mount,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+            libc::SYS_process_vm_writev,
+        ] {
+            assert!(all.iter().all(|row| row.0 != number), "{number}");
+        }
+        let clones = all.iter().filter(|row| row.0 == libc::SYS_clone).map(|row| row.1);
+        assert_eq!(clones.collect::<Vec<_>>(), [THREAD, SPAWN]);
+    }
+
+    #[test]
+    fn the_starter_may_whatever_its_workers_may() {
+        let kinds = [FileKind::Ctl, FileKind::Gpu, FileKind::Uvm, FileKind::Modeset];
+        for (host, kinds) in [(HostKind::Sim, &[][..]), (HostKind::Nvidia, &kinds)] {
+            let starter = of_starter(host);
+            for row in of_worker(host, kinds) {
+                let same: Vec<_> = starter.iter().filter(|other| other.0 == row.0).collect();
+                assert!(same.iter().any(|other| other.1 == row.1), "{row:?}");
+                // A row without conditions beside one with them would mean nothing.
+                let free = same.iter().filter(|other| other.1.is_empty()).count();
+                assert!(free == 0 || free == same.len(), "{row:?}");
+            }
         }
     }
 

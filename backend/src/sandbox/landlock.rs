@@ -43,15 +43,20 @@ fn ruleset() -> Result<Ruleset> {
     Ok(ruleset.handle_access(AccessFs::from_all(KNOWN))?)
 }
 
+/// Signals and abstract sockets, too, end at the domain's border.
+fn scoped() -> Result<Ruleset> {
+    Ok(ruleset()?.scope(Scope::AbstractUnixSocket | Scope::Signal)?)
+}
+
 /// No file at all.
 pub fn nothing() -> Result<()> {
     enforce(ruleset()?.create()?)
 }
 
 /// The nodes; our own program and its libraries, to run workers; what is to be removed
-/// or written.
+/// or written. It reaches no process but those workers, and no abstract socket.
 pub fn starter(plan: &Plan) -> Result<()> {
-    let mut rules = ruleset()?.create()?;
+    let mut rules = scoped()?.create()?;
     for program in programs()? {
         rules = allow(rules, &program, AccessFs::ReadFile | AccessFs::Execute)?;
     }
@@ -76,7 +81,7 @@ pub fn starter(plan: &Plan) -> Result<()> {
 /// The nodes, and nothing of its own to run or remove. It can reach no process and no
 /// abstract socket that is not its own.
 pub fn worker(nodes: &[PathBuf]) -> Result<()> {
-    let mut rules = ruleset()?.scope(Scope::AbstractUnixSocket | Scope::Signal)?.create()?;
+    let mut rules = scoped()?.create()?;
     for node in nodes {
         rules = allow(rules, node, node_access())?;
     }

@@ -7,11 +7,12 @@
 //! | process | files it can open | system calls |
 //! |---|---|---|
 //! | broker | none | [`calls::of_broker`]; any other fails with EPERM, and is said |
-//! | starter | the nodes, what it takes to run a worker | any |
+//! | starter | the nodes, what it takes to run a worker | [`calls::of_starter`]; any other fails with EPERM, and is said |
 //! | worker | the nodes | [`calls::of_worker`]; any other ends the worker, and is said |
 //!
 //! A refused call does not end the broker because its end is the end of QEMU, while a
-//! call that fails is one that this program handles anyway. It never happens in either
+//! call that fails is one that this program handles anyway; nor the starter, without which
+//! there would be no more workers. It never happens in any
 //! unless somebody has taken the process over, or a library has learnt a new call.
 
 pub mod calls;
@@ -124,7 +125,7 @@ pub fn broker(mode: Mode) -> Result<State> {
 /// What the starter may open and remove.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The nodes that workers open.
+    /// The nodes that workers open; none for the simulated card.
     pub nodes: Vec<PathBuf>,
     /// What is removed at the broker's word.
     pub leftovers: Vec<PathBuf>,
@@ -135,8 +136,15 @@ pub struct Plan {
 /// Of the starter, before it hears of the broker. Every worker inherits it.
 pub fn starter(mode: Mode, plan: &Plan) -> Result<()> {
     privileges::give_up()?;
-    if State::possible(mode).landlock > 0 {
+    let state = State::possible(mode);
+    if state.landlock > 0 {
         landlock::starter(plan).context("Confining the starter failed")?;
+    }
+    if state.seccomp {
+        let host = if plan.nodes.is_empty() { HostKind::Sim } else { HostKind::Nvidia };
+        let refusal = seccomp::Refusal::Fails;
+        seccomp::confine(&calls::of_starter(host), calls::ABSENT, refusal)
+            .context("Confining the starter failed")?;
     }
     Ok(())
 }

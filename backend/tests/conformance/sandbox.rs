@@ -210,6 +210,65 @@ fn neither_makes_sockets_processes_or_code() {
 }
 
 #[test]
+fn the_starter_can_open_no_file_and_run_no_program_but_ours() {
+    if !may_trace() {
+        return;
+    }
+    let (pair, _client, worker) = busy();
+    if !has_landlock(&pair) {
+        return;
+    }
+    let starter = Captive::take(parent(worker));
+    for path in ["/etc/passwd", "/dev/zero", "/dev/nvidiactl", "/proc/self/maps", "/"] {
+        let answer = starter.open(path);
+        let absent = Answer::Made(-i64::from(libc::ENOENT));
+        assert!(answer == DENIED || answer == absent, "{path}: {answer:?}");
+    }
+    for path in ["/bin/sh", "/usr/bin/env"] {
+        assert_eq!(starter.call(libc::SYS_execve, [u64::MAX, 0, 0, 0], Some(path)), DENIED);
+    }
+}
+
+#[test]
+fn the_starter_makes_no_sockets_no_code_and_no_processes_but_workers() {
+    if !may_trace() {
+        return;
+    }
+    let (pair, _client, worker) = busy();
+    let pid = parent(worker);
+    let starter = Captive::take(pid);
+    let anywhere = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let code = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    for (number, arguments) in [
+        (libc::SYS_socket, [libc::AF_UNIX as u64, libc::SOCK_STREAM as u64, 0, 0]),
+        (libc::SYS_socketpair, [libc::AF_INET as u64, libc::SOCK_STREAM as u64, 0, 0]),
+        (libc::SYS_connect, [0; 4]),
+        (libc::SYS_execveat, [0; 4]),
+        (libc::SYS_vfork, [0; 4]),
+        (libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0]),
+        (libc::SYS_clone, [(libc::CLONE_NEWUSER | libc::SIGCHLD) as u64, 0, 0, 0]),
+        (libc::SYS_unshare, [libc::CLONE_NEWUSER as u64, 0, 0, 0]),
+        (libc::SYS_kill, [pair.backend.pid() as u64, 0, 0, 0]),
+        (libc::SYS_ptrace, [0; 4]),
+        (libc::SYS_mkdir, [0; 4]),
+        (libc::SYS_mmap, [0, 4096, code, anywhere]),
+        (libc::SYS_mprotect, [0, 4096, code, 0]),
+        (libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0]),
+        (libc::SYS_ioctl, [0, 0x4629, 0, 0]),
+        (libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0, 0]),
+        (libc::SYS_prlimit64, [0, libc::RLIMIT_NOFILE.into(), 8, 0]),
+    ] {
+        assert_eq!(starter.call(number, arguments, None), Answer::Refused, "call {number}");
+    }
+    let clone3 = starter.call(libc::SYS_clone3, [0; 4], None);
+    assert_eq!(clone3, Answer::Made(-i64::from(libc::ENOSYS)));
+    assert_eq!(starter.call_through(libc::SYS_socket), -i64::from(libc::EPERM));
+    drop(starter);
+    Client::new(&pair.guest.process(200)).unwrap().attached_ids().unwrap();
+    assert!(is_alive(pid), "the starter goes on");
+}
+
+#[test]
 fn a_worker_that_makes_a_call_of_its_own_ends_and_the_log_names_the_call() {
     if !may_trace() {
         return;
@@ -253,7 +312,7 @@ fn processes_that_are_started_with_every_capability_keep_none() {
             assert_eq!(field(set), "0000000000000000", "{set} of {pid}");
         }
         assert_eq!(field("NoNewPrivs"), "1", "of {pid}");
-        assert_eq!(field("Seccomp:"), if pid == starter { "0" } else { "2" }, "of {pid}");
+        assert_eq!(field("Seccomp:"), "2", "of {pid}");
     }
     let sandbox = pair.backend.status().unwrap()["sandbox"].as_str().unwrap().to_owned();
     assert!(sandbox.starts_with("best-effort: "), "{sandbox}");

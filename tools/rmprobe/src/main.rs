@@ -56,12 +56,21 @@ struct Options {
     /// Keeps video memory mapped, and looks at it at each line of standard input
     #[arg(long, value_name = "SECONDS")]
     hold: Option<u64>,
-    /// How much --hold keeps
+    /// Keeps video memory mapped, and reads and writes it even when its worker is gone
+    #[arg(long, value_name = "SECONDS")]
+    stale: Option<u64>,
+    /// --stale allocates after a line of standard input, as soon as there is memory
+    #[arg(long, requires = "stale")]
+    wait: bool,
+    /// How much --hold and --stale keep
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
     /// Allocates video memory, so much at a time, until there is no more
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     fill: Option<u64>,
+    /// --fill goes on by smaller steps, until less than half of --size is left, and keeps it all
+    #[arg(long, value_name = "SECONDS", requires = "fill")]
+    keep: Option<u64>,
     /// Fires what no guest may do, and expects each refusal
     #[arg(long)]
     hostile: bool,
@@ -126,8 +135,13 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     if let Some(count) = options.hold {
         modes.push(("hold", Box::new(move || modes::hold(card, seconds(count), options.size))));
     }
+    if let Some(count) = options.stale {
+        let (time, mib, wait) = (seconds(count), options.size, options.wait);
+        modes.push(("stale", Box::new(move || modes::stale(card, time, mib, wait))));
+    }
     if let Some(mib) = options.fill {
-        modes.push(("fill", Box::new(move || modes::fill(card, mib))));
+        let keep = options.keep.map(|count| (seconds(count), options.size / 2));
+        modes.push(("fill", Box::new(move || modes::fill(card, mib, keep))));
     }
     let some_mode = !modes.is_empty();
     for (name, mode) in modes {

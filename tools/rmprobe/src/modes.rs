@@ -1,12 +1,14 @@
 //! Longer runs that a test drives: leaks, the map race, and holding on while something dies.
 
+use std::fmt;
 use std::io::BufRead;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::abi::{class, control, status};
-use crate::rm::{self, wrong, Card, Client, Failure, Outcome, Place, Result, Session};
+use crate::rm::{self, io, wrong, Card, Client, Failure, Outcome, Place, Result, Session};
+use crate::sys::{self, Mapping};
 
 /// Opens, allocates, maps, writes, unmaps and closes, `count` times.
 pub fn cycles(card: &Card, count: u64) -> Result<String> {
@@ -103,17 +105,115 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
     }
 }
 
+/// What an address of memory that may be gone showed.
+#[derive(Default)]
+struct Seen {
+    own: u64,
+    zero: u64,
+    gone: u64,
+    other: u64,
+}
+
+impl Seen {
+    fn lost(&self) -> bool {
+        self.zero + self.gone > 0
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { own, zero, gone, other } = self;
+        write!(f, "{own} own, {zero} zero, {gone} SIGBUS, {other} of somebody else")
+    }
+}
+
+/// How long an address is tried once its memory is lost.
+const AFTER_LOSS: Duration = Duration::from_secs(5);
+
+/// Keeps `mib` of video memory and reads and writes every page of it, over and over for `time`,
+/// and a while longer than the memory is there: whatever becomes of this process's worker, the
+/// old address must show nothing but what was written there, zero, or SIGBUS. With `waits` the
+/// memory is allocated after a line of standard input, as soon as there is some.
+pub fn stale(card: &Card, time: Duration, mib: u64, waits: bool) -> Result<String> {
+    sys::survive().map_err(io("a handler of SIGBUS"))?;
+    let session = Session::open(card)?;
+    if waits {
+        println!("ready");
+        std::io::stdin().lock().read_line(&mut String::new()).map_err(io("standard input"))?;
+    }
+    let started = Instant::now();
+    let memory = loop {
+        match session.memory(Place::Video, mib << 20) {
+            Err(Failure::Call { outcome: Outcome::Status(status::NO_MEMORY), .. })
+                if waits && started.elapsed() < time => {}
+            outcome => break outcome?,
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let mapped = session.map(Place::Video, memory, mib << 20)?;
+    let seed = u64::from(std::process::id());
+    mapped.mapping.fill(seed, mapped.mapping.len());
+    let waited = started.elapsed().as_millis();
+    println!("holding {mib} MiB of video memory, seed {seed}, had after {waited} ms");
+    let mut seen = Seen::default();
+    let mut end = Instant::now() + time;
+    while Instant::now() < end {
+        let was_lost = seen.lost();
+        touch(&mapped.mapping, seed, &mut seen);
+        if !was_lost && seen.lost() {
+            println!("lost: {seen}");
+            end = Instant::now() + AFTER_LOSS;
+        }
+    }
+    let fate = if seen.lost() { "lost" } else { "kept" };
+    match seen.other {
+        0 => Ok(format!("{fate}: {seen}")),
+        _ => wrong(format!("{fate}: {seen}")),
+    }
+}
+
+/// Reads two words of every page, and writes one: what it should have anyway.
+fn touch(mapping: &Mapping, seed: u64, seen: &mut Seen) {
+    for index in (0..mapping.len() / 8).step_by(sys::PAGE / 8) {
+        for index in [index, index + 1] {
+            match mapping.try_read(index) {
+                None => seen.gone += 1,
+                Some(0) => seen.zero += 1,
+                Some(value) if value == sys::pattern(seed, index) => seen.own += 1,
+                Some(_) => seen.other += 1,
+            }
+        }
+        mapping.try_write(index + 1, sys::pattern(seed, index + 1));
+    }
+}
+
 /// Allocates video memory, `mib` at a time, until RM has no more, and says what the card said of
-/// itself before and then. Ends with an error unless that was the reason.
-pub fn fill(card: &Card, mib: u64) -> Result<String> {
+/// itself before and then. Ends with an error unless that was the reason. With `keep` it then
+/// takes ever smaller pieces, down to a size, and has them for a while.
+pub fn fill(card: &Card, mib: u64, keep: Option<(Duration, u64)>) -> Result<String> {
     let session = Session::open(card)?;
     let start = told(&session)?;
+    let mut total = fill_by(&session, mib)?;
+    let full = told(&session)?;
+    if let Some((time, least)) = keep {
+        let mut step = mib / 2;
+        while step >= least.max(1) {
+            total += fill_by(&session, step)?;
+            step /= 2;
+        }
+        println!("keeping {total} MiB; {}", told(&session)?);
+        thread::sleep(time);
+    }
+    Ok(format!("{total} MiB in steps of {mib}; {start}; then {full}"))
+}
+
+/// As many pieces as there are; how much that is.
+fn fill_by(session: &Session, mib: u64) -> Result<u64> {
     for count in 0_u64.. {
         match session.memory(Place::Video, mib << 20) {
             Ok(_) => {}
             Err(Failure::Call { outcome: Outcome::Status(status::NO_MEMORY), .. }) => {
-                let full = told(&session)?;
-                return Ok(format!("{} MiB in steps of {mib}; {start}; then {full}", count * mib));
+                return Ok(count * mib);
             }
             Err(failure) => return Err(failure),
         }

@@ -3,6 +3,7 @@
 //! Both are made safe here: an argument's pointers are written by [`call`] alone, and a
 //! [`Mapping`] is read and written through bounds-checked volatile accesses.
 
+use std::arch::asm;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroUsize;
@@ -10,6 +11,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
 use nix::sys::mman::{mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, ProtFlags};
@@ -159,6 +161,67 @@ impl Mapping {
     /// How many words are not those of [`Mapping::fill`].
     pub fn wrong(&self, seed: u64, bytes: usize) -> usize {
         (0..bytes / 8).filter(|&index| self.read(index) != pattern(seed, index)).count()
+    }
+}
+
+/// Accesses that found no page, in the way of [`Mapping::try_read`].
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// `mov rax, [rdi]` and `mov [rdi], rax`, which alone [`survive`] steps over.
+const ACCESSES: [[u8; 3]; 2] = [[0x48, 0x8b, 0x07], [0x48, 0x89, 0x07]];
+
+/// Has [`Mapping::try_read`] and [`Mapping::try_write`] survive a page that is gone. Any other
+/// access to one ends the process as before.
+pub fn survive() -> io::Result<()> {
+    // SAFETY: all zeroes are a valid sigaction.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = step_over;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for, takes no lock and no memory.
+    match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn step_over(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: the kernel hands a handler the context that it will go back to, and nothing else
+    // refers to it meanwhile.
+    let rip = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+    let code = std::ptr::with_exposed_provenance::<[u8; 3]>(*rip as usize);
+    // SAFETY: an instruction that faulted is there to be read. Three bytes never cross the end of
+    // the program's text: the way back follows.
+    if ACCESSES.contains(&unsafe { code.read_unaligned() }) {
+        FAULTS.fetch_add(1, Ordering::Relaxed);
+        *rip += 3;
+    } else {
+        // SAFETY: the same access faults again, and ends the process.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
+}
+
+/// Memory whose pages may be taken away. One thread at a time, after [`survive`].
+impl Mapping {
+    /// Reads the word at `index`, or nothing if its page is gone.
+    pub fn try_read(&self, index: usize) -> Option<u64> {
+        let (word, before) = (self.word(index).as_ptr(), FAULTS.load(Ordering::Relaxed));
+        let mut value = 0_u64;
+        // SAFETY: aligned and mapped, `word` checked the index; the one instruction is of
+        // `ACCESSES`, so a fault leaves `value` as it was.
+        unsafe {
+            asm!("mov rax, [rdi]", in("rdi") word, inout("rax") value, options(nostack, preserves_flags));
+        }
+        (FAULTS.load(Ordering::Relaxed) == before).then_some(value)
+    }
+
+    /// Writes the word at `index`, if its page is there.
+    pub fn try_write(&self, index: usize, value: u64) {
+        let word = self.word(index).as_ptr();
+        // SAFETY: as above; what a fault keeps from being written was nobody's to read.
+        unsafe {
+            asm!("mov [rdi], rax", in("rdi") word, in("rax") value, options(nostack, preserves_flags));
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The same promises over every control, class and command of every measured release.
 
+use std::sync::OnceLock;
+
 use nvguest_abi::compiled::{Compiled, Verdict, ANY_SIZE};
 use nvguest_abi::rules::Ioctl;
 use nvguest_abi::store::Store;
@@ -12,10 +14,15 @@ use super::guest::{u32_at, Block, GUEST};
 
 const EVERY_CAPABILITY: u32 = 0x1f;
 
-fn measured() -> Vec<Compiled> {
-    let store = Store::embedded().expect("the profiles are in order");
-    let load = |release| store.load(release).expect("it is a profile").compile(EVERY_CAPABILITY);
-    store.profiles().map(load).collect()
+/// Every profile that was measured, each compiled once.
+pub fn measured() -> &'static [Compiled] {
+    static ALL: OnceLock<Vec<Compiled>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let store = Store::embedded().expect("the profiles are in order");
+        let load =
+            |release| store.load(release).expect("it is a profile").compile(EVERY_CAPABILITY);
+        store.profiles().map(load).collect()
+    })
 }
 
 fn entry<'c>(compiled: &'c Compiled, kind: FileKind, cmd: u32, argument: &[u8]) -> &'c Ioctl {
@@ -41,7 +48,7 @@ fn call(rig: &mut Rig<'_>, kind: FileKind, cmd: u32, sent: Vec<u8>) {
 #[test]
 fn every_allowed_control_is_made_of_our_own_memory_and_files() {
     for compiled in measured() {
-        let mut rig = Rig::new(&compiled);
+        let mut rig = Rig::new(compiled);
         let controls = compiled.controls.iter().filter(|entry| entry.verdict == 0);
         for entry in controls {
             let size = match entry.size.get() {
@@ -56,7 +63,7 @@ fn every_allowed_control_is_made_of_our_own_memory_and_files() {
 #[test]
 fn every_refused_control_has_rm_s_status() {
     for compiled in measured() {
-        let mut rig = Rig::new(&compiled);
+        let mut rig = Rig::new(compiled);
         let controls = compiled.controls.iter().filter(|entry| entry.verdict != 0);
         for entry in controls.filter(|entry| entry.size.get() <= 1 << 18) {
             let sent = control(entry.command.get(), GUEST, entry.size.get() as usize);
@@ -73,7 +80,7 @@ fn every_refused_control_has_rm_s_status() {
 #[test]
 fn every_allowed_class_is_made_of_our_own_memory_and_files() {
     for compiled in measured() {
-        let mut rig = Rig::new(&compiled);
+        let mut rig = Rig::new(compiled);
         let classes = compiled.classes.iter().filter(|entry| entry.verdict == 0);
         // 0x05 is an alias, and 0x71 is made another way.
         for class in classes.map(|entry| entry.class.get()).filter(|&c| c != 0x05 && c != 0x71) {
@@ -88,7 +95,7 @@ fn every_allowed_class_is_made_of_our_own_memory_and_files() {
 #[test]
 fn every_allowed_command_of_uvm_is_made_of_our_own_files() {
     for compiled in measured() {
-        let mut rig = Rig::new(&compiled);
+        let mut rig = Rig::new(compiled);
         for escape in compiled.escapes.iter().filter(|e| e.kind == Uvm as u8 && e.verdict == 0) {
             call(&mut rig, Uvm, escape.nr.get(), planted(escape.size.get() as usize));
         }
@@ -98,7 +105,7 @@ fn every_allowed_command_of_uvm_is_made_of_our_own_files() {
 #[test]
 fn every_allowed_escape_is_made_of_our_own_memory_and_files() {
     for compiled in measured() {
-        let mut rig = Rig::new(&compiled);
+        let mut rig = Rig::new(compiled);
         for escape in compiled.escapes.iter().filter(|e| e.kind == Ctl as u8 && e.verdict == 0) {
             let nr = escape.nr.get();
             let size = escape.size.get() as usize;

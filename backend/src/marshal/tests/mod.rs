@@ -8,7 +8,10 @@
 //! - `card`: a driver that fails on anything that is not of our own
 //! - `calls`, `refusals`, `hostile`: what is promised
 //! - `measured`: the same over every measured release
+//! - `any`: any call, honest or not, of any measured release
 
+#[cfg(test)]
+mod any;
 #[cfg(test)]
 mod calls;
 pub mod card;
