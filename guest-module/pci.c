@@ -8,6 +8,9 @@
  * bus of its own or, where the guest has that bus too, on the guest's, whose
  * config accesses to that one address then end here. Only if a device of the
  * guest's is there already does it move to a domain of its own.
+ *
+ * It comes and goes by works: whoever plugs or unplugs our own device has
+ * locked rescans out, and calls probe and remove like that.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -27,7 +30,10 @@
 struct nvg_pci {
 	struct pci_sysdata sysdata;	/* first: what bus->sysdata points to */
 	struct nvg_pci *next;
+	struct nvg_device *dev;		/* a reference, for rec */
 	const struct nvg_record *rec;
+	struct work_struct add;
+	struct work_struct remove;
 	unsigned int devfn;
 	struct pci_bus *bus;
 	/* NULL while the kernel looks for it. Holds the bus, too. */
@@ -326,8 +332,41 @@ static int nvg_pci_place(struct nvg_pci *pci, int domain, unsigned int busnr)
 	return -EBUSY;
 }
 
+static void nvg_pci_add_work(struct work_struct *work)
+{
+	struct nvg_pci *pci = container_of(work, struct nvg_pci, add);
+	unsigned int domain, bus;
+	int ret = -EINVAL;
+
+	if (sscanf(pci->rec->name, "%x:%x", &domain, &bus) == 2) {
+		pci_lock_rescan_remove();
+		ret = nvg_pci_place(pci, domain, bus);
+		pci_unlock_rescan_remove();
+	}
+	if (!ret)
+		return;
+	pr_warn("%s: not created: error %d\n", pci->rec->name, ret);
+	pci->bus = NULL;
+}
+
+static void nvg_pci_remove_work(struct work_struct *work)
+{
+	struct nvg_pci *pci = container_of(work, struct nvg_pci, remove);
+
+	if (pci->bus) {
+		pci_lock_rescan_remove();
+		if (pci->below)
+			nvg_guest_remove(pci);
+		else
+			nvg_own_remove(pci);
+		pci_unlock_rescan_remove();
+	}
+	nvg_device_put(pci->dev);
+	kfree(pci);
+}
+
 /**
- * nvg_pci_add() - show a card
+ * nvg_pci_add() - show a card, soon
  * @dev: the device
  * @rec: its PCI record: the host's address and configuration space
  *
@@ -338,7 +377,6 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	unsigned int domain, bus, slot, function;
 	struct nvg_pci *pci;
 	char end;
-	int ret;
 
 	if (sscanf(rec->name, "%x:%x:%x.%x%c", &domain, &bus, &slot, &function,
 		   &end) != 4 ||
@@ -350,18 +388,15 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	pci = kzalloc(sizeof(*pci), GFP_KERNEL);
 	if (!pci)
 		return -ENOMEM;
+	kref_get(&dev->ref);
+	pci->dev = dev;
 	pci->rec = rec;
 	pci->devfn = PCI_DEVFN(slot, function);
-	pci_lock_rescan_remove();
-	ret = nvg_pci_place(pci, domain, bus);
-	pci_unlock_rescan_remove();
-	if (ret) {
-		kfree(pci);
-		return ret;
-	}
-
+	INIT_WORK(&pci->add, nvg_pci_add_work);
+	INIT_WORK(&pci->remove, nvg_pci_remove_work);
 	pci->next = dev->pci;
 	dev->pci = pci;
+	queue_work(nvg_pci_wq, &pci->add);
 	return 0;
 }
 
@@ -371,13 +406,7 @@ void nvg_pci_remove(struct nvg_device *dev)
 
 	while ((pci = dev->pci)) {
 		dev->pci = pci->next;
-		pci_lock_rescan_remove();
-		if (pci->below)
-			nvg_guest_remove(pci);
-		else
-			nvg_own_remove(pci);
-		pci_unlock_rescan_remove();
-		kfree(pci);
+		queue_work(nvg_pci_wq, &pci->remove);
 	}
 }
 
