@@ -56,7 +56,10 @@ struct Options {
     /// Keeps video memory mapped, and looks at it at each line of standard input
     #[arg(long, value_name = "SECONDS")]
     hold: Option<u64>,
-    /// How much --hold keeps
+    /// Keeps video memory mapped and sleeps in a poll, until its files are lost
+    #[arg(long, value_name = "SECONDS")]
+    watch: Option<u64>,
+    /// How much --hold and --watch keep
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
     /// Allocates video memory, so much at a time, until there is no more
@@ -125,6 +128,9 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     }
     if let Some(count) = options.hold {
         modes.push(("hold", Box::new(move || modes::hold(card, seconds(count), options.size))));
+    }
+    if let Some(count) = options.watch {
+        modes.push(("watch", Box::new(move || modes::watch(card, seconds(count), options.size))));
     }
     if let Some(mib) = options.fill {
         modes.push(("fill", Box::new(move || modes::fill(card, mib))));
