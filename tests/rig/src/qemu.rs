@@ -13,9 +13,11 @@ pub struct Machine<'a> {
     pub kernel: &'a str,
     pub cpus: u32,
     pub memory_mib: u32,
-    /// Holds the sockets `agent` and `backend` and the file `console`.
+    /// Holds the sockets `agent`, `backend` and `qmp` and the file `console`.
     pub folder: &'a Path,
     pub has_backend: bool,
+    /// Our device can be unplugged.
+    pub pluggable: bool,
     /// Folders of the host and the tags of their 9p devices.
     pub shares: &'a [(String, String)],
     pub extra: &'a [String],
@@ -40,6 +42,7 @@ impl Machine<'_> {
         add(&["-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic"]);
         add(&["-chardev", &format!("file,id=console,path={}", file("console"))]);
         add(&["-serial", "chardev:console"]);
+        add(&["-qmp", &format!("unix:{},server=on,wait=off", file("qmp"))]);
         add(&["-chardev", &format!("socket,id=agent,path={}", file("agent"))]);
         add(&["-device", "virtio-serial-pci,max_ports=2"]);
         add(&["-device", &format!("virtserialport,chardev=agent,name={PORT}")]);
@@ -55,8 +58,14 @@ impl Machine<'_> {
         }
         if self.has_backend {
             add(&["-chardev", &format!("socket,id=nv,path={}", file("backend"))]);
-            let device = "vhost-user-test-device-pci,chardev=nv,virtio-id=38,num_vqs=34";
-            add(&["-device", &format!("{device},vq_size=256,config_size=64")]);
+            let mut device = "vhost-user-test-device-pci,id=nv,chardev=nv,virtio-id=38,num_vqs=34,\
+                              vq_size=256,config_size=64"
+                .to_owned();
+            if self.pluggable {
+                add(&["-device", "pcie-root-port,id=nvport,chassis=1"]);
+                device.push_str(",bus=nvport");
+            }
+            add(&["-device", &device]);
         }
         argv.extend(self.extra.iter().cloned());
         argv

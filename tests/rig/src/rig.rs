@@ -68,6 +68,7 @@ pub struct Builder {
     env: Vec<(String, String)>,
     backend_args: Vec<String>,
     qemu_args: Vec<String>,
+    pluggable: bool,
     patience: Duration,
 }
 
@@ -97,6 +98,7 @@ impl Rig {
             env: Vec::new(),
             backend_args: Vec::new(),
             qemu_args: Vec::new(),
+            pluggable: false,
             patience: Duration::from_secs(90),
         }
     }
@@ -224,6 +226,12 @@ impl Builder {
         self
     }
 
+    /// Puts our device where it can be unplugged (as `nv`).
+    pub fn pluggable(mut self) -> Self {
+        self.pluggable = true;
+        self
+    }
+
     /// How long a guest may take from QEMU's start to its agent's answer.
     pub fn boot_patience(mut self, limit: Duration) -> Self {
         self.patience = limit;
@@ -326,6 +334,7 @@ struct Starting {
     qemu: Daemon,
     backend: Option<Daemon>,
     listener: UnixListener,
+    folder: PathBuf,
     serial: PathBuf,
     since: Instant,
 }
@@ -353,18 +362,22 @@ impl Seed<'_> {
             memory_mib: self.wish.memory_mib,
             folder: &folder,
             has_backend: backend.is_some(),
+            pluggable: self.wish.pluggable,
             shares: &shares,
             extra: &self.wish.qemu_args,
         };
         let since = Instant::now();
         let qemu = Daemon::start("QEMU", &machine.command(), &folder.join("qemu.log"))?;
-        Ok(Starting { name, qemu, backend, listener, serial: folder.join("console"), since })
+        let serial = folder.join("console");
+        Ok(Starting { name, qemu, backend, listener, folder, serial, since })
     }
 
     fn start_backend(&self, name: &str, folder: &Path, host: Host) -> Result<Daemon> {
         let socket = folder.join("backend");
         let mut argv = vec![self.assets.backend().to_string_lossy().into_owned()];
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
+        let admin = folder.join("admin");
+        argv.extend(["--admin-socket".to_owned(), admin.to_string_lossy().into_owned()]);
         argv.extend(["--host", host.option()].map(str::to_owned));
         if nix::unistd::geteuid().is_root() {
             argv.push("--allow-root".to_owned());
@@ -411,6 +424,8 @@ impl Starting {
         let outcome = self.connect(wish);
         match outcome {
             Ok((channel, ready)) => Ok(Guest {
+                setup: wish.setup(&self.name, self.backend.is_some()),
+                folder: self.folder,
                 name: self.name,
                 channel,
                 ready,
