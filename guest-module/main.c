@@ -16,6 +16,7 @@ module_param(virtio_id, uint, 0444);
 MODULE_PARM_DESC(virtio_id, "Virtio device id to bind to");
 
 struct workqueue_struct *nvg_wq;
+struct workqueue_struct *nvg_pci_wq;	/* ordered: a card goes before the next */
 
 /* Protects nvg_the_device: there is one in a guest, its majors being fixed. */
 static DEFINE_MUTEX(nvg_device_lock);
@@ -192,6 +193,7 @@ static struct nvg_device *nvg_device_new(struct virtio_device *vdev, u32 slots)
 	INIT_LIST_HEAD(&dev->gates);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
 	INIT_WORK(&dev->lost_work, nvg_lost_work);
+	INIT_DELAYED_WORK(&dev->beat, nvg_beat);
 	return dev;
 }
 
@@ -269,6 +271,7 @@ static int nvg_probe(struct virtio_device *vdev)
 		goto unclaim;
 	}
 	WRITE_ONCE(dev->polled, false);
+	queue_delayed_work(nvg_wq, &dev->beat, HZ);
 	pr_info("interrupts: %s; %u worker slots; window %llu MiB\n",
 		dev->interrupts, dev->slots, dev->window_len >> 20);
 	return 0;
@@ -284,21 +287,32 @@ put:
 	return ret;
 }
 
+/*
+ * What programs still hold goes back now: the host cannot tell a reset from a
+ * pause, and would keep it until the next instance says hello.
+ */
+static void nvg_end(struct nvg_device *dev)
+{
+	if (!xa_empty(&dev->files) && nvg_hello(dev))
+		pr_warn("what open files hold stays with the host for now\n");
+	nvg_stop(dev);
+}
+
 static void nvg_remove(struct virtio_device *vdev)
 {
 	struct nvg_device *dev = vdev->priv;
 
 	nvg_unclaim(dev);
 	nvg_nodes_remove(dev);
-	nvg_stop(dev);
+	nvg_end(dev);
 	vdev->priv = NULL;
 	nvg_device_put(dev);
 }
 
-/* The host keeps nothing over a reset: open files are lost, new ones work. */
+/* Open files are lost, new ones work. */
 static int nvg_freeze(struct virtio_device *vdev)
 {
-	nvg_stop(vdev->priv);
+	nvg_end(vdev->priv);
 	return 0;
 }
 
@@ -319,8 +333,10 @@ static int nvg_restore(struct virtio_device *vdev)
 	if (ret) {
 		pr_err("the host's answers after a suspend: error %d\n", ret);
 		nvg_stop(dev);
+		return ret;
 	}
-	return ret;
+	queue_delayed_work(nvg_wq, &dev->beat, HZ);
+	return 0;
 }
 
 static const unsigned int nvg_features[] = {};
@@ -355,18 +371,20 @@ static int __init nvg_init(void)
 		ret = -ENOMEM;
 		goto requests;
 	}
-	ret = nvg_pci_init();
-	if (ret)
+	nvg_pci_wq = alloc_ordered_workqueue("nvguest-pci", 0);
+	if (!nvg_pci_wq) {
+		ret = -ENOMEM;
 		goto wq;
+	}
 	nvg_ids[0].device = virtio_id;
 	ret = register_virtio_driver(&nvg_driver);
 	if (ret)
-		goto pci;
-	nvg_pci_settle();
+		goto pci_wq;
+	flush_workqueue(nvg_pci_wq);	/* who loads us finds the card */
 	return 0;
 
-pci:
-	nvg_pci_exit();
+pci_wq:
+	destroy_workqueue(nvg_pci_wq);
 wq:
 	destroy_workqueue(nvg_wq);
 requests:
@@ -377,7 +395,7 @@ requests:
 static void __exit nvg_exit(void)
 {
 	unregister_virtio_driver(&nvg_driver);
-	nvg_pci_exit();
+	destroy_workqueue(nvg_pci_wq);
 	destroy_workqueue(nvg_wq);
 	nvg_requests_exit();
 }

@@ -55,6 +55,8 @@ struct nvg_queue {
 	struct list_head pending;	/* requests the ring had no room for */
 	u32 inflight;			/* requests in the ring */
 	u32 urgent;			/* requests whose end must interrupt */
+	struct nvg_request *ping;	/* the one that is not answered */
+	u32 missed;			/* beats that found it so */
 	bool cb_on;			/* the device may interrupt */
 	struct nvg_event *events;	/* the buffers, if it is an event queue */
 };
@@ -180,9 +182,11 @@ struct nvg_device {
 	struct xarray files;		/* by wire file, under its xa_lock */
 	u32 lost_count;			/* LOST events; under that xa_lock */
 	struct work_struct lost_work;
+	struct delayed_work beat;	/* is the backend there? */
 };
 
 extern struct workqueue_struct *nvg_wq;
+extern struct workqueue_struct *nvg_pci_wq;
 extern const struct file_operations nvg_fops;
 
 /* main.c */
@@ -193,6 +197,7 @@ void nvg_device_put(struct nvg_device *dev);
 int nvg_read_config(struct virtio_device *vdev, struct nvg_config *config);
 int nvg_start(struct nvg_device *dev);
 void nvg_stop(struct nvg_device *dev);
+void nvg_beat(struct work_struct *work);
 void nvg_config_changed(struct virtio_device *vdev);
 
 /* queue.c */
@@ -205,6 +210,7 @@ struct nvg_request *nvg_request_new(struct nvg_device *dev, u32 epoch,
 void nvg_request_free(struct nvg_request *req);
 void nvg_fill_caller(struct nvg_caller *who);
 void nvg_post(struct nvg_queue *q, struct nvg_request *req);
+u32 nvg_ping(struct nvg_queue *q);
 int nvg_call(struct nvg_queue *q, struct nvg_request **req);
 int nvg_reply(const struct nvg_request *req, u32 least);
 void nvg_queue_drain(struct nvg_queue *q);
@@ -252,9 +258,6 @@ const struct nvg_record *nvg_nodes_find(const struct nvg_device *dev,
 					unsigned int major, unsigned int minor);
 
 /* pci.c */
-int nvg_pci_init(void);
-void nvg_pci_settle(void);
-void nvg_pci_exit(void);
 int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec);
 void nvg_pci_remove(struct nvg_device *dev);
 

@@ -8,6 +8,9 @@
  * bus of its own or, where the guest has that bus too, on the guest's, whose
  * config accesses to that one address then end here. Only if a device of the
  * guest's is there already does it move to a domain of its own.
+ *
+ * It comes and goes by works: whoever plugs or unplugs our own device has
+ * locked rescans out, and calls probe and remove like that.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -15,33 +18,8 @@
 #include <linux/pci.h>
 #include <linux/rculist.h>
 #include <linux/slab.h>
-#include <linux/workqueue.h>
 
 #include "nvguest.h"
-
-/*
- * Cards come and go here, one after another: whoever plugs our device in or
- * out holds the lock of rescans while we probe or remove, and it is not to be
- * taken twice.
- */
-static struct workqueue_struct *nvg_pci_wq;
-
-int nvg_pci_init(void)
-{
-	nvg_pci_wq = alloc_ordered_workqueue("nvguest-pci", 0);
-	return nvg_pci_wq ? 0 : -ENOMEM;
-}
-
-/* Waits for the cards that probes began to show. */
-void nvg_pci_settle(void)
-{
-	flush_workqueue(nvg_pci_wq);
-}
-
-void nvg_pci_exit(void)
-{
-	destroy_workqueue(nvg_pci_wq);
-}
 
 #ifdef CONFIG_X86
 
@@ -52,13 +30,10 @@ void nvg_pci_exit(void)
 struct nvg_pci {
 	struct pci_sysdata sysdata;	/* first: what bus->sysdata points to */
 	struct nvg_pci *next;
-	struct nvg_device *dev;		/* holds rec */
+	struct nvg_device *dev;		/* a reference, for rec */
 	const struct nvg_record *rec;
 	struct work_struct add;
 	struct work_struct remove;
-	bool shown;
-	int domain;
-	unsigned int busnr;
 	unsigned int devfn;
 	struct pci_bus *bus;
 	/* NULL while the kernel looks for it. Holds the bus, too. */
@@ -342,40 +317,43 @@ static int nvg_guest_add(struct nvg_pci *pci, struct pci_bus *bus)
 }
 
 /* Where the host has it, if that can be, else in a domain nobody has. */
-static int nvg_pci_place(struct nvg_pci *pci)
+static int nvg_pci_place(struct nvg_pci *pci, int domain, unsigned int busnr)
 {
-	struct pci_bus *bus = pci_find_bus(pci->domain, pci->busnr);
-	int domain;
+	struct pci_bus *bus = pci_find_bus(domain, busnr);
 
 	if (!bus)
-		return nvg_own_add(pci, pci->domain, pci->busnr);
+		return nvg_own_add(pci, domain, busnr);
 	if (!nvg_guest_add(pci, bus))
 		return 0;
 	pci->below = NULL;
 	for (domain = NVG_FIRST_DOMAIN; domain <= NVG_LAST_DOMAIN; domain++)
-		if (!pci_find_bus(domain, pci->busnr))
-			return nvg_own_add(pci, domain, pci->busnr);
+		if (!pci_find_bus(domain, busnr))
+			return nvg_own_add(pci, domain, busnr);
 	return -EBUSY;
 }
 
 static void nvg_pci_add_work(struct work_struct *work)
 {
 	struct nvg_pci *pci = container_of(work, struct nvg_pci, add);
-	int ret;
+	unsigned int domain, bus;
+	int ret = -EINVAL;
 
-	pci_lock_rescan_remove();
-	ret = nvg_pci_place(pci);
-	pci_unlock_rescan_remove();
-	pci->shown = !ret;
-	if (ret)
-		pr_warn("%s: not shown: error %d\n", pci->rec->name, ret);
+	if (sscanf(pci->rec->name, "%x:%x", &domain, &bus) == 2) {
+		pci_lock_rescan_remove();
+		ret = nvg_pci_place(pci, domain, bus);
+		pci_unlock_rescan_remove();
+	}
+	if (!ret)
+		return;
+	pr_warn("%s: not created: error %d\n", pci->rec->name, ret);
+	pci->bus = NULL;
 }
 
 static void nvg_pci_remove_work(struct work_struct *work)
 {
 	struct nvg_pci *pci = container_of(work, struct nvg_pci, remove);
 
-	if (pci->shown) {
+	if (pci->bus) {
 		pci_lock_rescan_remove();
 		if (pci->below)
 			nvg_guest_remove(pci);
@@ -413,8 +391,6 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	kref_get(&dev->ref);
 	pci->dev = dev;
 	pci->rec = rec;
-	pci->domain = domain;
-	pci->busnr = bus;
 	pci->devfn = PCI_DEVFN(slot, function);
 	INIT_WORK(&pci->add, nvg_pci_add_work);
 	INIT_WORK(&pci->remove, nvg_pci_remove_work);
@@ -424,7 +400,6 @@ int nvg_pci_add(struct nvg_device *dev, const struct nvg_record *rec)
 	return 0;
 }
 
-/* Shows none of the device's cards any more, soon. */
 void nvg_pci_remove(struct nvg_device *dev)
 {
 	struct nvg_pci *pci;

@@ -23,6 +23,7 @@
 #define NVG_PIECE		(PAGE_SIZE << NVG_PIECE_ORDER)
 
 #define NVG_PROBE_TIMEOUT_MS	10000
+#define NVG_PING_ROOM		2	/* descriptors that slow calls leave */
 
 static unsigned int poll_us = 500;
 module_param(poll_us, uint, 0644);
@@ -238,6 +239,10 @@ static void nvg_finish_locked(struct nvg_queue *q, struct nvg_request *req,
 	req->finished = true;
 	if (req->urgent)
 		q->urgent--;
+	if (req == q->ping) {
+		q->ping = NULL;
+		q->missed = 0;
+	}
 
 	switch (req->owner) {
 	case NVG_OWNER_CALLER:
@@ -276,6 +281,9 @@ static bool nvg_push_locked(struct nvg_queue *q)
 
 	while (!list_empty(&q->pending)) {
 		req = list_first_entry(&q->pending, struct nvg_request, node);
+		if (q->vq->num_free <= NVG_PING_ROOM && req != q->ping &&
+		    q->inflight)
+			break;
 		ret = nvg_add_locked(q, req);
 		if ((ret == -ENOSPC || ret == -ENOMEM) && q->inflight)
 			break;
@@ -357,7 +365,10 @@ static void nvg_submit(struct nvg_queue *q, struct nvg_request *req,
 	if (!vq || req->epoch != READ_ONCE(q->dev->epoch)) {
 		nvg_finish_locked(q, req, -ENODEV, 0);
 	} else {
-		list_add_tail(&req->node, &q->pending);
+		if (req == q->ping)
+			list_add(&req->node, &q->pending);
+		else
+			list_add_tail(&req->node, &q->pending);
 		req->queued = true;
 		kick = nvg_service_locked(q);
 	}
@@ -371,6 +382,42 @@ static void nvg_submit(struct nvg_queue *q, struct nvg_request *req,
 void nvg_post(struct nvg_queue *q, struct nvg_request *req)
 {
 	nvg_submit(q, req, NVG_OWNER_QUEUE);
+}
+
+/**
+ * nvg_ping() - ask for a sign of life
+ * @q: the queue of the broker, whose answer takes no worker
+ *
+ * Nothing is asked while an answer is owed.
+ *
+ * Return: how often in a row this has found it owed.
+ */
+u32 nvg_ping(struct nvg_queue *q)
+{
+	struct nvg_request *req;
+	u32 missed = 0;
+
+	nvg_queue_drain(q);
+	spin_lock_irq(&q->lock);
+	req = q->ping;
+	/* What the ring had no room for, nobody has been asked. */
+	if (req && !req->queued)
+		missed = ++q->missed;
+	spin_unlock_irq(&q->lock);
+	if (req)
+		return missed;
+
+	req = nvg_request_new(q->dev, q->dev->epoch, NVG_CLOCK,
+			      sizeof(struct nvg_req),
+			      sizeof(struct nvg_clock_resp));
+	if (!req)
+		return 0;
+	req->urgent = true;
+	spin_lock_irq(&q->lock);
+	q->ping = req;
+	spin_unlock_irq(&q->lock);
+	nvg_post(q, req);
+	return 0;
 }
 
 /* Looks for the answer for a short while: cheaper than an interrupt. */
@@ -428,6 +475,20 @@ static int nvg_wait_polled(struct nvg_queue *q, struct nvg_request *req)
 	return 0;
 }
 
+/* Sleeps until the answer, a kill, or the end of the device's instance. */
+static int nvg_wait(struct nvg_queue *q, struct nvg_request *req)
+{
+	long ret;
+
+	do {
+		ret = wait_for_completion_killable_timeout(&req->done, HZ);
+	} while (!ret && req->epoch == READ_ONCE(q->dev->epoch));
+
+	if (ret < 0)
+		return -EINTR;
+	return ret ? 0 : -ENODEV;
+}
+
 /* Gives @req away, unless it has finished meanwhile. */
 static bool nvg_abandon(struct nvg_queue *q, struct nvg_request *req)
 {
@@ -455,8 +516,8 @@ static bool nvg_abandon(struct nvg_queue *q, struct nvg_request *req)
 /**
  * nvg_call() - send a request and wait for the answer
  * @q: the queue
- * @req: the request; set to NULL if the caller was killed meanwhile. It then
- *       stays in flight, and what it creates is closed.
+ * @req: the request; set to NULL if the caller was killed or the backend is
+ *       gone. It then stays in flight, and what it creates is closed.
  *
  * Return: 0 if there is a reply, or why not.
  */
@@ -471,10 +532,10 @@ int nvg_call(struct nvg_queue *q, struct nvg_request **req)
 		if (READ_ONCE(q->dev->polled))
 			ret = nvg_wait_polled(q, r);
 		else
-			ret = wait_for_completion_killable(&r->done);
+			ret = nvg_wait(q, r);
 		if (ret && nvg_abandon(q, r)) {
 			*req = NULL;
-			return ret == -ETIMEDOUT ? ret : -EINTR;
+			return ret;
 		}
 	}
 	return r->error;

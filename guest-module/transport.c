@@ -9,12 +9,17 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/slab.h>
 #include <linux/virtio_pci.h>
 #include <linux/virtio_ring.h>
 
 #include "nvguest.h"
+
+static unsigned int patience_s = 5;
+module_param(patience_s, uint, 0644);
+MODULE_PARM_DESC(patience_s, "Seconds without a sign of life until the backend is taken for gone (0: never)");
 
 /* Where a capability of a modern virtio-pci device points to. */
 struct nvg_cap {
@@ -224,6 +229,39 @@ int nvg_start(struct nvg_device *dev)
 	return 0;
 }
 
+/* No request goes out any more, and nobody waits for one. */
+static void nvg_cut(struct nvg_device *dev)
+{
+	u32 i;
+
+	WRITE_ONCE(dev->epoch, dev->epoch + 1);
+	for (i = 0; i < dev->nqueues; i++)
+		nvg_queue_detach(&dev->queues[i]);
+}
+
+/*
+ * Once a second while a process has files. Stock QEMU does not tell that the
+ * backend died: answers and events stop, and a reset or a look at the
+ * configuration would end the VM. Beats are counted and not time, of which a
+ * VM that was paused finds much gone.
+ */
+void nvg_beat(struct work_struct *work)
+{
+	struct nvg_device *dev = container_of(to_delayed_work(work),
+					      struct nvg_device, beat);
+	u32 patience = READ_ONCE(patience_s);
+
+	if (patience && !list_empty_careful(&dev->procs) &&
+	    nvg_ping(&dev->queues[NVG_QUEUE_CONTROL]) >= patience) {
+		pr_err("the host's backend is gone: no sign of life for %u s. Open files are lost, new ones fail until the VM is started again\n",
+		       patience);
+		nvg_cut(dev);
+		nvg_lost(dev, 0, U32_MAX);
+		return;
+	}
+	queue_delayed_work(nvg_wq, &dev->beat, HZ);
+}
+
 /*
  * Ends this instance: no request goes out any more, none in flight comes back,
  * and no page table reaches the window.
@@ -232,11 +270,9 @@ void nvg_stop(struct nvg_device *dev)
 {
 	struct virtio_device *vdev = dev->vdev;
 	struct virtqueue *vq, *next;
-	u32 i;
 
-	WRITE_ONCE(dev->epoch, dev->epoch + 1);
-	for (i = 0; i < dev->nqueues; i++)
-		nvg_queue_detach(&dev->queues[i]);
+	cancel_delayed_work_sync(&dev->beat);
+	nvg_cut(dev);
 	virtio_reset_device(vdev);
 	list_for_each_entry_safe(vq, next, &vdev->vqs, list)
 		nvg_queue_discard(&dev->queues[vq->index], vq);

@@ -129,17 +129,26 @@ fn ourselves(mode: Mode) -> Command {
 pub fn run(link: OwnedFd, mode: Mode, plan: &Plan) -> Result<()> {
     sandbox::starter(mode, plan)?;
     let mut children = Vec::new();
+    let mut removed = false;
     loop {
         wait(&link, &mut children)?;
         let mut word = [0];
         let mut fds = Vec::new();
         let length = receive_some(&link, &mut word, &mut fds);
         if length.context("Reading from the broker failed")? == 0 {
+            // A broker that was killed could not say it. After one that did, the sockets may
+            // be its successor's.
+            if !removed {
+                remove(plan).context("Removing a killed broker's sockets failed")?;
+            }
             return Ok(());
         }
         let outcome = match word[0] {
             START => start_worker(mode, &mut children),
-            REMOVE => remove(plan).map(|()| (0, Vec::new())),
+            REMOVE => {
+                removed = true;
+                remove(plan).map(|()| (0, Vec::new()))
+            }
             PUBLISH => publish(plan, fds).map(|()| (0, Vec::new())),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         };

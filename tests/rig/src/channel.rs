@@ -16,6 +16,9 @@ pub type Event = (FromGuest, Vec<u8>);
 
 type Listeners = Mutex<BTreeMap<u32, Sender<Event>>>;
 
+/// Stands for the answer to a setup, which names no request.
+const SET_UP: u32 = 0;
+
 /// A connection to a guest that is set up.
 #[derive(Debug)]
 pub struct Channel {
@@ -42,7 +45,7 @@ impl Channel {
         let theirs = Arc::clone(&listeners);
         std::thread::spawn(move || {
             while let Ok(Some((message, data))) = read_frame::<FromGuest>(&mut reading) {
-                let Some(id) = message.id() else { continue };
+                let id = message.id().unwrap_or(SET_UP);
                 if let Some(listener) = lock(&theirs).get(&id) {
                     let _nobody_waits = listener.send((message, data));
                 }
@@ -52,6 +55,19 @@ impl Channel {
         });
         let channel = Channel { port: Mutex::new(port), listeners, next: AtomicU32::new(1) };
         Ok((channel, ready))
+    }
+
+    /// Sets the guest up that runs after a reboot, and waits for its answer.
+    pub fn set_up(&self, setup: Setup, patience: Duration) -> Result<Ready> {
+        let (sender, inbox) = channel();
+        lock(&self.listeners).insert(SET_UP, sender);
+        self.send(&ToGuest::Setup(setup), &[])?;
+        let answer = inbox.recv_timeout(patience);
+        self.forget(SET_UP);
+        match answer.context("the guest's agent did not answer after a reboot")? {
+            (FromGuest::Ready(ready), _) => Ok(ready),
+            (other, _) => bail!("the agent's first message was {other:?}"),
+        }
     }
 
     /// Sends a message.

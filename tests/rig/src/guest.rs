@@ -1,6 +1,9 @@
 //! One guest: commands, files, signals, its kernel's log.
 
 use std::fmt;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
@@ -10,9 +13,13 @@ use nix::sys::signal::Signal;
 use crate::channel::{Channel, Event};
 use crate::process::Daemon;
 use crate::proto::{self, FromGuest, Ready, ToGuest};
+use crate::qmp::Qmp;
 
 /// How long a command may run unless it says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(180);
+
+/// How long a guest may take to be up again.
+const REBOOT: Duration = Duration::from_secs(90);
 
 /// A booted guest, its QEMU and its backend.
 #[derive(Debug)]
@@ -20,9 +27,11 @@ pub struct Guest {
     pub(crate) name: String,
     pub(crate) channel: Channel,
     pub(crate) ready: Ready,
+    pub(crate) setup: proto::Setup,
+    pub(crate) folder: PathBuf,
     pub(crate) qemu: Daemon,
     pub(crate) backend: Option<Daemon>,
-    pub(crate) serial: std::path::PathBuf,
+    pub(crate) serial: PathBuf,
 }
 
 impl Guest {
@@ -87,6 +96,34 @@ impl Guest {
         Ok(self.run(["dmesg"])?.stdout_text())
     }
 
+    /// A connection to QEMU's control socket.
+    pub fn qmp(&self) -> Result<Qmp> {
+        Qmp::connect(&self.qmp_socket())
+    }
+
+    /// What the backend's admin socket says of the guest.
+    pub fn status(&self) -> Result<serde_json::Value> {
+        let mut socket =
+            UnixStream::connect(self.folder.join("admin")).context("ask the admin socket")?;
+        socket.write_all(b"{\"schema\":1,\"request\":\"status\"}\n").context("ask the backend")?;
+        let mut answer: serde_json::Value =
+            serde_json::from_reader(socket).context("read the backend's answer")?;
+        Ok(answer["answer"].take())
+    }
+
+    /// Waits until what `cause` does has reset the machine, and the guest is up and set up again.
+    pub fn reboot_by(&self, cause: impl FnOnce(&mut Qmp) -> Result<()>) -> Result<Ready> {
+        let mut qmp = self.qmp()?;
+        qmp.execute("set-action", serde_json::json!({"reboot": "reset", "panic": "none"}))?;
+        cause(&mut qmp)?;
+        qmp.event("RESET")?;
+        let ready = self.channel.set_up(self.setup.clone(), REBOOT)?;
+        match ready.problems.first() {
+            Some(problem) => bail!("{problem}"),
+            None => Ok(ready),
+        }
+    }
+
     /// Kills QEMU as a crash of the host's would, and waits for its end.
     pub fn kill_qemu(&mut self) -> Result<()> {
         self.qemu.signal(Signal::SIGKILL)?;
@@ -98,9 +135,9 @@ impl Guest {
         &mut self.qemu
     }
 
-    /// QEMU's monitor: QMP, one client at a time.
-    pub fn qmp(&self) -> std::path::PathBuf {
-        self.serial.with_file_name("qmp")
+    /// Its control socket, of one client at a time.
+    pub fn qmp_socket(&self) -> PathBuf {
+        self.folder.join("qmp")
     }
 
     /// The guest's backend, to be signalled or waited for.
@@ -117,7 +154,7 @@ impl Guest {
 /// The last lines of every log of a guest, booted or not.
 pub(crate) fn report(
     name: &str,
-    serial: &std::path::Path,
+    serial: &Path,
     qemu: Option<&Daemon>,
     backend: Option<&Daemon>,
 ) -> String {
@@ -158,6 +195,12 @@ impl<'a> Command<'a> {
     pub fn stdin(mut self, data: impl Into<Vec<u8>>) -> Self {
         self.inner.stdin = true;
         self.input = Some(data.into());
+        self
+    }
+
+    /// Keeps its standard input open for [`Process::input`].
+    pub fn input_later(mut self) -> Self {
+        self.inner.stdin = true;
         self
     }
 

@@ -5,6 +5,7 @@
 //! - `channel`    the host's end of the agent's port
 //! - `proto`      the messages on it
 //! - `qemu`       QEMU's command line
+//! - `qmp`        QEMU's control socket
 //! - `accel`      KVM where a guest really runs under it, else emulation
 //! - `process`    child processes that never outlive us
 //! - `assets`     where QEMU, kernels, image and binaries lie
@@ -37,6 +38,7 @@ pub mod process;
 pub mod proto;
 pub mod provision;
 mod qemu;
+pub mod qmp;
 mod rig;
 
 pub use accel::Accel;

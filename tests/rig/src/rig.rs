@@ -178,7 +178,7 @@ impl Builder {
         self
     }
 
-    /// Puts our device behind a PCIe root port, which it can be taken out of.
+    /// Puts our device behind a PCIe root port, where it can be unplugged (as `nvdev`).
     pub fn hotpluggable(mut self) -> Self {
         self.hotpluggable = true;
         self
@@ -334,6 +334,7 @@ struct Starting {
     qemu: Daemon,
     backend: Option<Daemon>,
     listener: UnixListener,
+    folder: PathBuf,
     serial: PathBuf,
     since: Instant,
 }
@@ -367,13 +368,16 @@ impl Seed<'_> {
         };
         let since = Instant::now();
         let qemu = Daemon::start("QEMU", &machine.command(), &folder.join("qemu.log"))?;
-        Ok(Starting { name, qemu, backend, listener, serial: folder.join("console"), since })
+        let serial = folder.join("console");
+        Ok(Starting { name, qemu, backend, listener, folder, serial, since })
     }
 
     fn start_backend(&self, name: &str, folder: &Path, host: Host) -> Result<Daemon> {
         let socket = folder.join("backend");
         let mut argv = vec![self.assets.backend().to_string_lossy().into_owned()];
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
+        let admin = folder.join("admin");
+        argv.extend(["--admin-socket".to_owned(), admin.to_string_lossy().into_owned()]);
         argv.extend(["--host", host.option()].map(str::to_owned));
         if nix::unistd::geteuid().is_root() {
             argv.push("--allow-root".to_owned());
@@ -420,6 +424,8 @@ impl Starting {
         let outcome = self.connect(wish);
         match outcome {
             Ok((channel, ready)) => Ok(Guest {
+                setup: wish.setup(&self.name, self.backend.is_some()),
+                folder: self.folder,
                 name: self.name,
                 channel,
                 ready,

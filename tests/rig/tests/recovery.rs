@@ -25,9 +25,9 @@ fn recover(rig: &Rig) -> (Option<i32>, Value) {
     fs::create_dir_all(&folder).unwrap();
     let mut command = Command::new(assets.binary("nvguest"));
     command.env("XDG_RUNTIME_DIR", rig.folder());
-    command.args(["recover", "--json", guest.name(), "--qmp"]).arg(guest.qmp()).arg("--");
+    command.args(["recover", "--json", guest.name(), "--qmp"]).arg(guest.qmp_socket()).arg("--");
     command.arg(assets.backend()).args(["--host=sim", "--log-level=error", "--socket-path"]);
-    command.arg(guest.qmp().with_file_name("backend"));
+    command.arg(guest.qmp_socket().with_file_name("backend"));
     command.arg("--admin-socket").arg(folder.join("admin.sock"));
     command.args(nix::unistd::geteuid().is_root().then_some("--allow-root"));
     let output = command.output().unwrap();

@@ -62,7 +62,10 @@ struct Options {
     /// --stale allocates after a line of standard input, as soon as there is memory
     #[arg(long, requires = "stale")]
     wait: bool,
-    /// How much --hold and --stale keep
+    /// Keeps video memory mapped and sleeps in a poll, until its files are lost
+    #[arg(long, value_name = "SECONDS")]
+    watch: Option<u64>,
+    /// How much --hold, --stale and --watch keep
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
     /// Allocates video memory, so much at a time, until there is no more
@@ -138,6 +141,9 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     if let Some(count) = options.stale {
         let (time, mib, wait) = (seconds(count), options.size, options.wait);
         modes.push(("stale", Box::new(move || modes::stale(card, time, mib, wait))));
+    }
+    if let Some(count) = options.watch {
+        modes.push(("watch", Box::new(move || modes::watch(card, seconds(count), options.size))));
     }
     if let Some(mib) = options.fill {
         let keep = options.keep.map(|count| (seconds(count), options.size / 2));

@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::io::BufRead;
+use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
 use crate::abi::{class, control, status};
 use crate::rm::{self, io, wrong, Card, Client, Failure, Outcome, Place, Result, Session};
@@ -185,6 +188,39 @@ fn touch(mapping: &Mapping, seed: u64, seen: &mut Seen) {
         }
         mapping.try_write(index + 1, sys::pattern(seed, index + 1));
     }
+}
+
+/// Keeps `mib` of video memory mapped and filled, sleeps in a poll until its files are lost, and
+/// tells what a call, a new file and the mapping then say.
+pub fn watch(card: &Card, time: Duration, mib: u64) -> Result<String> {
+    let session = Session::open(card)?;
+    let memory = session.memory(Place::Video, mib << 20)?;
+    let mapped = session.map(Place::Video, memory, mib << 20)?;
+    let (seed, length) = (u64::from(std::process::id()), mapped.mapping.len());
+    mapped.mapping.fill(seed, length);
+    let files = [&session.client.ctl, &session.card_file, &mapped.file];
+    let mut watched = files.map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN));
+    println!("watching {mib} MiB of video memory, client {:#x}", session.client.handle);
+    let started = Instant::now();
+    let patience = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+    poll(&mut watched, patience).map_err(|errno| rm::io("poll")(errno.into()))?;
+    println!("woken after {:.3} s", started.elapsed().as_secs_f64());
+    let lost = PollFlags::POLLERR | PollFlags::POLLHUP;
+    // They are lost one after the other.
+    thread::sleep(Duration::from_millis(200));
+    poll(&mut watched, PollTimeout::ZERO).map_err(|errno| rm::io("poll")(errno.into()))?;
+    let heard = watched.map(|file| file.revents().unwrap_or(PollFlags::empty()));
+    if heard.iter().any(|events| !events.contains(lost)) {
+        return wrong(format!("its files are not lost: poll reports {heard:?}"));
+    }
+    let free = session.client.free(session.device, memory);
+    let again =
+        rm::open(rm::CONTROL_NODE).map_or_else(|failure| failure.to_string(), |_| "ok".into());
+    // Whoever touches what is gone may be killed for it.
+    let reader = sys::in_child(|| mapped.mapping.wrong(seed, length) == 0)
+        .and_then(|child| child.wait())
+        .map_err(rm::io("a child"))?;
+    Ok(format!("a call: {free}; a new file: {again}; the mapping: {reader:?}"))
 }
 
 /// Allocates video memory, `mib` at a time, until RM has no more, and says what the card said of
