@@ -36,13 +36,14 @@ for path in sys.argv[1:]:
 print(total >> 20)
 P
 }
-# A guest whose sockets and logs are in the named folder.
+# A guest whose sockets and logs are in the named folder; only ever in the background.
 guest() {
   local name=$1
   shift
-  TMPDIR="$work/$name" timeout "${LIMIT:-115}" "$bundle/nvguest-run" guest --host "$host" --memory 1024 "$@"
+  exec env TMPDIR="$work/$name" timeout "${LIMIT:-115}" "$bundle/nvguest-run" guest --host "$host" --memory 1024 "$@"
 }
 broker() { pgrep -f "vhost-user-nvguest --socket-path $work/$1/"; }
+newest_worker() { for starter in $(pgrep -P "$(broker victim)"); do pgrep -nP "$starter"; done; }
 workers() { for starter in $(pgrep -P "$(broker "$1")"); do pgrep -P "$starter"; done; }
 qemu() { pgrep -f "qemu-system.*path=$work/$1/" | tail -1; }
 # The first line of a file that matches, waited for at most so many seconds.
@@ -111,7 +112,7 @@ victim=$!
 
 section 'a guest process in its call'
 if await "$out/victim.txt" BLOCKING 90; then
-  target=$(workers victim | tail -1)
+  target=$(newest_worker)
   await "$out/victim.txt" ENDED 20
   begin
   until_now 'its worker is gone, after the call and 2 s' are_gone "$target"
@@ -122,7 +123,7 @@ fi
 section 'a worker, its process holding 32 MiB'
 if await "$out/victim.txt" WATCHING 30; then
   echo "  card: $(used) MiB"
-  target=$(workers victim | tail -1)
+  target=$(newest_worker)
   begin
   kill -9 "$target"
   until_now 'its process is woken' said "$out/victim.txt" WOKEN
@@ -181,6 +182,6 @@ if await "$out/broker.txt" WATCHING 60; then
 fi
 
 section 'the end'
-kill $bystander; wait $bystander 2>/dev/null
+kill $bystander; wait $bystander 2>/dev/null; sleep 1
 echo "backends left: $(pgrep -fc "vhost-user-nvguest --socket-path $work/"), card: $(used) MiB"
 bystander=
