@@ -164,16 +164,14 @@ if has weights; then
 section "weights: frames of $passes draws"
 options="--cost $many --passes $passes"
 run weights-native 3 native native native
-weights 10 20 40; run weights-10-20-40 5 0 1 2
+weights 10 20 40; run weights-10-20-40 4 0 1 2
 for i in 0 1 2; do account $i; done
-weights 20 40 80; run weights-20-40-80 5 0 1 2
-weights 1 2 4; run weights-1-2-4 4 0 1 2
-weights 1; run weight-1-alone 3 0
-weights 10; run weight-10-beside-native 3 0 native
+weights 20 40 80; run weights-20-40-80 4 0 1 2
+weights 1 2 4; run weights-1-2-4 3 0 1 2
 section "weights: two frames of $passes draws in flight"
 options="--cost $many --passes $passes --frames-in-flight 2"
-weights 10 20 40; run weights-10-20-40-queued 5 0 1 2
-weights 20 40 80; run weights-20-40-80-queued 5 0 1 2
+weights 10 20 40; run weights-10-20-40-queued 4 0 1 2
+weights 20 40 80; run weights-20-40-80-queued 4 0 1 2
 section 'weights: frames of one draw, which the card does not leave in the middle'
 options="--cost $one"
 weights 10 20 40; run weights-10-20-40-one-draw 3 0 1 2
