@@ -18,7 +18,7 @@ exec > >(tee "$out/log.txt") 2>&1
 has() { case " ${SECTIONS:-pixels frames crossings growth four} " in *" $1 "*) ;; *) return 1 ;; esac; }
 section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
 nesprobe() { timeout 60 "$loaders/nesprobe" "$@"; }
-guest() { "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/logs" --timeout 400 "$@"; }
+guest() { TMPDIR="$work" "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/logs" --timeout 400 "$@"; }
 await() {
   local until=$((SECONDS + $3))
   until grep -q "$2" "$1" 2>/dev/null; do
@@ -32,7 +32,7 @@ status() {
   python3 -c 'import json, socket, sys
 s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
 s.sendall(b"{\"schema\":1,\"request\":\"status\"}\n")
-print(json.dumps(json.load(s.makefile())["answer"]))' "$work/admin"
+print(json.dumps(json.load(s.makefile())["answer"]))' "$work"/nvguest-*/guest0/admin
 }
 # Nanoseconds of processor time that the threads of processes had.
 spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {printf "%.0f", n}'; }
@@ -62,7 +62,7 @@ echo "cost of a 10 ms frame: $ten"
 
 section 'one guest'
 echo 0 > "$work/turn"
-guest --share "$work/turns:/mnt/turns" --backend-arg=--admin-socket --backend-arg="$work/admin" --run '
+guest --share "$work/turns:/mnt/turns" --run '
   i=1
   while :; do
     until [ -e /mnt/turns/$i ]; do sleep 0.02; done
