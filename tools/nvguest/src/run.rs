@@ -14,9 +14,12 @@ use serde_json::json;
 
 use crate::guests;
 use crate::out;
+use crate::qmp::Qmp;
 use crate::runtime::{self, Noted};
-use crate::vm::{DEVICE, PORT};
+use crate::vm::{Device, DEVICE, PORT};
 
+/// A guest lets go of its device within this, or is not going to.
+const LET_GO: Duration = Duration::from_secs(3);
 /// A backend listens within this, or is not going to.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often the two are looked after.
@@ -191,7 +194,9 @@ pub fn run(args: &Args, json: bool) -> Result<ExitCode> {
         if let Some(status) = machine.try_wait().context("Waiting for QEMU failed")? {
             break status;
         }
-        serving.say_if_gone(&spec.name);
+        if let Some(status) = serving.gone() {
+            bereaved(&spec, status, &mut machine)?;
+        }
         std::thread::sleep(LOOK);
     };
     Ok(code(status))
@@ -205,6 +210,39 @@ fn start(command: &[String]) -> Result<Child> {
     })
 }
 
+/// QEMU has lost its backend, and its guest's maps soon lead to memory that is somebody else's:
+/// the guest lets go of the device, or ends.
+fn bereaved(spec: &Spec, status: ExitStatus, machine: &mut Child) -> Result<()> {
+    let name = &spec.name;
+    match withdraw(&runtime::monitor(&spec.folder())) {
+        Ok(true) => {
+            eprintln!(
+                "nvguest: the backend ended with {status}, and the guest has no card now; `nvguest \
+                 recover {name}` gives it another"
+            );
+            return Ok(());
+        }
+        Ok(false) => eprintln!(
+            "nvguest: the backend ended with {status}, and the guest does not let go of its maps \
+             within {LET_GO:?}; its QEMU is ended, start it again"
+        ),
+        Err(error) => eprintln!(
+            "nvguest: the backend ended with {status}, and the guest's maps cannot be taken away: \
+             {error:#}; its QEMU is ended, start it again"
+        ),
+    }
+    machine.kill().context("Ending QEMU failed")
+}
+
+/// Whether the guest is without a device that has no backend.
+fn withdraw(monitor: &Path) -> Result<bool> {
+    let mut qmp = Qmp::connect(monitor)?;
+    match Device::find(&mut qmp)? {
+        Some(device) if !device.connected => device.take_out(&mut qmp, LET_GO),
+        _ => Ok(true),
+    }
+}
+
 /// A backend, whose end is waited for.
 struct Serving {
     child: Child,
@@ -213,17 +251,13 @@ struct Serving {
 }
 
 impl Serving {
-    /// A backend that ends before its QEMU leaves a guest without a card.
-    fn say_if_gone(&mut self, name: &str) {
+    /// How it ended before its QEMU did, said once.
+    fn gone(&mut self) -> Option<ExitStatus> {
         let ended = self.child.try_wait().ok().flatten();
         // One that hears its QEMU go ends well.
-        if let Some(status) = ended.filter(|status| !status.success() && !self.said) {
-            self.said = true;
-            eprintln!(
-                "nvguest: the backend ended with {status}, and QEMU goes on; `nvguest recover \
-                 {name}` gives the guest another"
-            );
-        }
+        let gone = ended.filter(|status| !status.success() && !self.said);
+        self.said |= gone.is_some();
+        gone
     }
 
     /// QEMU may start once somebody listens; the socket may be a dead backend's.

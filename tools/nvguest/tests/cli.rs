@@ -293,17 +293,11 @@ fn run_prints_the_commands_that_it_would_run() {
     assert!(host.fails(&["run", "--print"]).contains("has no name"));
 }
 
-#[test]
-fn run_starts_qemu_when_the_backend_listens_and_ends_as_it_does() {
-    let host = Host::new();
+/// `nvguest run` with a script in place of QEMU.
+fn run_script(host: &Host, script: &str) -> std::process::Output {
     let folder = host.0.path();
-    // In place of QEMU: a program that finds the socket and ends with a code of its own.
     let qemu = folder.join("qemu");
-    let script = format!(
-        "#!/bin/sh\ntest -S {}/nvguest/web/vhost.sock && echo \"$@\" && exit 7\nexit 1\n",
-        folder.display()
-    );
-    std::fs::write(&qemu, script).unwrap();
+    std::fs::write(&qemu, format!("#!/bin/sh\n{script}\n")).unwrap();
     std::fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let file = folder.join("web.toml");
     let text = format!(
@@ -312,10 +306,28 @@ fn run_starts_qemu_when_the_backend_listens_and_ends_as_it_does() {
         backend()
     );
     std::fs::write(&file, text).unwrap();
-    let output = host.run(&["run", file.to_str().unwrap()]);
+    host.run(&["run", file.to_str().unwrap()])
+}
+
+#[test]
+fn run_starts_qemu_when_the_backend_listens_and_ends_as_it_does() {
+    let host = Host::new();
+    let socket = host.0.path().join("nvguest/web/vhost.sock");
+    // It finds the socket and ends with a code of its own.
+    let script = format!("test -S {} && echo \"$@\" && exit 7; exit 1", socket.display());
+    let output = run_script(&host, &script);
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("virtio-id=38,num_vqs=34"));
-    assert!(!folder.join("nvguest/web/vhost.sock").exists(), "the backend is gone, and cleanly");
+    assert!(!socket.exists(), "the backend is gone, and cleanly");
+}
+
+#[test]
+fn run_ends_a_vm_whose_backend_died_and_whose_maps_it_cannot_take_away() {
+    let host = Host::new();
+    let output = run_script(&host, "kill -9 $(pgrep -o -P $PPID); exec sleep 60");
+    assert!(!output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("signal: 9") && said.contains("its QEMU is ended"), "{said}");
 }
 
 #[test]
