@@ -58,15 +58,18 @@ fn search(target: f64, first: u32, mut measure: impl FnMut(u32) -> Result<f64>) 
         cost = propose(target, &points);
     }
     let by_distance = |a: &&Point, b: &&Point| off(target, a.ms).total_cmp(&off(target, b.ms));
-    match points.iter().min_by(by_distance) {
-        Some(best) if off(target, best.ms) <= TOLERANCE => {
-            measure(best.cost).map(|ms| Point { cost: best.cost, ms })
+    let best = points.iter().min_by(by_distance).copied();
+    if let Some(Point { cost, .. }) = best.filter(|best| off(target, best.ms) <= TOLERANCE) {
+        // Once more, to be left recorded; a machine that does not hold still shows here.
+        let ms = measure(cost)?;
+        if off(target, ms) <= TOLERANCE {
+            return Ok(Point { cost, ms });
         }
-        best => Err(Error::Unfit(format!(
-            "no cost was found whose median frame takes {target} ms within 1 %; the nearest were \
-             {best:?}: is something else running?"
-        ))),
     }
+    Err(Error::Unfit(format!(
+        "no cost was found whose median frame takes {target} ms within 1 %; the nearest was \
+         {best:?}: is something else running?"
+    )))
 }
 
 fn off(target: f64, ms: f64) -> f64 {
@@ -123,6 +126,17 @@ mod tests {
     fn a_time_that_even_the_least_cost_exceeds_is_refused() {
         let error = found(1.0, 1000, |_| 3.0).unwrap_err().to_string();
         assert!(error.contains("cost 1"), "{error}");
+    }
+
+    #[test]
+    fn a_time_that_was_right_once_and_is_not_again_is_refused() {
+        let mut turn = 0;
+        let error = search(10.0, 1000, |_| {
+            turn += 1;
+            // Near enough in a step that aims for half of the tolerance, and never again.
+            Ok(if turn == 5 { 10.08 } else { 10.0 + f64::from(turn) })
+        });
+        assert!(error.is_err());
     }
 
     #[test]
