@@ -102,19 +102,20 @@ fn use_card(served: &Served) -> Client {
 fn list_finds_backends_by_their_sockets_and_says_which_are_gone() {
     let host = Host::new();
     assert!(host.says(&["list"]).starts_with("no guest in "));
-    let (_db, mut web) = (host.serve("db"), host.serve("web"));
+    let (_db, web) = (host.serve("db"), host.serve("web"));
     let list = host.json(&["list"]);
     let found = |at: usize| (list[at]["guest"].as_str(), list[at]["state"].as_str());
     assert_eq!(found(0), (Some("db"), Some("serving")));
     assert_eq!(found(1), (Some("web"), Some("serving")));
     assert_eq!(list[1]["status"]["pid"], web.child.id());
     assert_eq!(list.as_array().unwrap().len(), 2);
-    // Killed, it cannot take its sockets along.
-    web.child.kill().unwrap();
-    web.child.wait().unwrap();
+    // Killed with all of its processes, a backend cannot take its sockets along.
+    let old = host.0.path().join("nvguest/old");
+    std::fs::create_dir(&old).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(old.join("admin.sock")).unwrap());
     let text = host.says(&["list"]);
     assert!(text.contains("gone (killed"), "{text}");
-    assert!(host.fails(&["show", "web"]).contains("is its backend there"));
+    assert!(host.fails(&["show", "old"]).contains("is its backend there"));
 }
 
 #[test]
