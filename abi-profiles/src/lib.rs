@@ -6,6 +6,7 @@
 //! - [`resolve`]: the host's release → the profile that serves it; [`later`]: what is known of
 //!   newer ones
 //! - [`policy`]: may a guest?; [`explain`]: the same for people
+//! - [`names`]: what numbers are called
 //! - [`rules`]: the gather rules that guest module and worker both walk
 //! - [`compiled`]: all that a worker needs of a profile, in one blob
 //!   ([`profile::Profile::compile`] makes it)
@@ -16,6 +17,7 @@ mod compile;
 pub mod compiled;
 pub mod explain;
 pub mod later;
+pub mod names;
 pub mod policy;
 pub mod profile;
 pub mod release;

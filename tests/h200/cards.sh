@@ -12,7 +12,7 @@ mkdir -p "$out"
 exec > >(tee "$out/cards.txt") 2>&1
 . "$(dirname "$0")/vulkan.sh" "$loaders"
 smi=$nvidia/bin/nvidia-smi; [ -x "$smi" ] || smi=$(command -v nvidia-smi)
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 # A program as a guest of the cards that the first argument names.
 guest() {
   local gpu=$1 options=()

@@ -16,7 +16,7 @@ victim= bystander=
 trap 'kill $victim $bystander 2>/dev/null; cp "$work/bystander.txt" "$out"; rm -rf "$work"' EXIT
 exec > >(tee "$out/log.txt") 2>&1
 
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 # The card's memory in MiB; the simulated card's is what the backends count.
 used() {
   if [ "$host" != sim ]; then
@@ -46,14 +46,6 @@ broker() { pgrep -f "vhost-user-nvguest --socket-path $work/$1/"; }
 newest_worker() { for starter in $(pgrep -P "$(broker victim)"); do pgrep -nP "$starter"; done; }
 workers() { for starter in $(pgrep -P "$(broker "$1")"); do pgrep -P "$starter"; done; }
 qemu() { pgrep -f "qemu-system.*path=$work/$1/" | tail -1; }
-# The first line of a file that matches, waited for at most so many seconds.
-await() {
-  local until=$((SECONDS + $3))
-  until grep -q "$2" "$1" 2>/dev/null; do
-    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
-    sleep 0.02
-  done
-}
 begin() { start=$(date +%s%N); }
 # Waits for at most 15 s until a command says so, and tells the time since begin.
 until_now() {

@@ -9,18 +9,10 @@ work=$(mktemp -d)
 mkdir -p "$out"
 exec > >(tee "$out/log.txt") 2>&1
 
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
 workers() { pgrep -f -- '--worker' | tr '\n' ' '; }
 guest() { "$bundle/nvguest-run" guest --host nvidia --logs "$work/logs" --timeout 280 "$@"; }
-# The first line of a file that matches, waited for at most so many seconds.
-await() {
-  local until=$((SECONDS + $3))
-  until grep -q "$2" "$1" 2>/dev/null; do
-    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
-    sleep 0.1
-  done
-}
 
 section machine
 uname -a

@@ -16,26 +16,12 @@ exec > >(tee "$out/log.txt") 2>&1
 . "$(dirname "$0")/vulkan.sh" "$loaders"
 
 has() { case " ${SECTIONS:-equal weights budgets} " in *" $1 "*) ;; *) return 1 ;; esac; }
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; }
 nesprobe() { timeout 90 "$loaders/nesprobe" "$@"; }
-await() {
-  local until=$((SECONDS + $3))
-  until grep -q "$2" "$1" 2>/dev/null; do
-    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
-    sleep 0.02
-  done
-}
-# A request to a guest's backend, as JSON, and its answer.
-ask() {
-  python3 -c 'import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
-s.sendall(json.dumps({"schema": 1} | json.loads(sys.argv[2])).encode() + b"\n")
-answer = json.load(s.makefile())
-print(json.dumps(answer.get("answer", answer)))' "$work/$1"/nvguest-*/guest0/admin "$2"
-}
-limit() { ask "$1" "{\"request\":\"limits\",\"set\":{$2}}" > /dev/null; }
-account() { ask "$1" '{"request":"status"}' | python3 -c 'import json, sys
+admin() { echo "$work/$1"/nvguest-*/guest0/admin; }
+limit() { ask "$(admin "$1")" "{\"request\":\"limits\",\"set\":{$2}}" > /dev/null; }
+account() { ask "$(admin "$1")" | python3 -c 'import json, sys
 it = json.load(sys.stdin); print({key: it[key] for key in ("vram", "weight", "slice_refused")})'; }
 
 # A guest that does what the files 1, 2, 3, … in its folder say, one after another.

@@ -16,24 +16,12 @@ exec > >(tee "$out/log.txt") 2>&1
 . "$(dirname "$0")/vulkan.sh" "$loaders"
 
 has() { case " ${SECTIONS:-pixels frames crossings growth four} " in *" $1 "*) ;; *) return 1 ;; esac; }
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 nesprobe() { timeout 60 "$loaders/nesprobe" "$@"; }
 guest() { TMPDIR="$work" "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/logs" --timeout 400 "$@"; }
-await() {
-  local until=$((SECONDS + $3))
-  until grep -q "$2" "$1" 2>/dev/null; do
-    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
-    sleep 0.05
-  done
-}
 field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" | head -1; }
 # What the backend counted so far, as JSON.
-status() {
-  python3 -c 'import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
-s.sendall(b"{\"schema\":1,\"request\":\"status\"}\n")
-print(json.dumps(json.load(s.makefile())["answer"]))' "$work"/nvguest-*/guest0/admin
-}
+status() { ask "$work"/nvguest-*/guest0/admin; }
 # Nanoseconds of processor time that the threads of processes had.
 spent() { cat $(printf '/proc/%s/task/*/schedstat ' "$@") 2>/dev/null | awk '{n += $1} END {printf "%.0f", n}'; }
 # A command in the guest, in its turn. The count is a file: a pipe's side is a shell of its own.

@@ -15,7 +15,7 @@ exec > >(tee "$out/log.txt") 2>&1
 smi=$(command -v nvidia-smi)
 if [ -d "$nvidia" ]; then smi=$nvidia/bin/nvidia-smi; fi
 
-section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+. "$(dirname "$0")/common.sh"
 used() { "$smi" --query-gpu=memory.used --format=csv,noheader,nounits; }
 # A program as a guest's: options of its backend, --, the program.
 guest() {
@@ -24,13 +24,6 @@ guest() {
   timeout 60 "$bundle/nvguest-loopback" --host "${HOST:-nvidia}" "${options[@]}" "$@"
 }
 nesprobe() { timeout 60 "$bundle/nesprobe" "$@"; }
-await() {
-  local until=$((SECONDS + $3))
-  until grep -q "$2" "$1" 2>/dev/null; do
-    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
-    sleep 0.02
-  done
-}
 # What the gathered guests' backends count: their video memory, and slices that were refused.
 account() {
   python3 - $(ls "$work"/admin-* 2>/dev/null) <<'P'

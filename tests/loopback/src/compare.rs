@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{ExitCode, Stdio};
 
-use crate::names::{buffers, field, Names};
+use nvguest_abi::names::Names;
+
+use crate::names::{self, buffers, field};
 use crate::{Manner, Options, Result, Session};
 
 /// Differing words that are listed of one call.
@@ -78,7 +80,7 @@ fn read(text: &str, names: &Names) -> Vec<Call> {
         });
         let word = line.split(' ').nth(2).unwrap_or("?");
         let get = |key| field(line, key).unwrap_or("");
-        let name = names.call(line).unwrap_or("");
+        let name = names::call(names, line).unwrap_or("");
         let (key, answer) = match word {
             "control" => (
                 format!("control {} {name} size {}", get("cmd"), get("size")),

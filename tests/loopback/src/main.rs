@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use nvguest_abi::names::Names;
 
 use crate::broker::Broker;
 use crate::launcher::{Launcher, Vm};
-use crate::names::Names;
 
 /// How long the backend may take to close what a program left.
 const CLOSING: Duration = Duration::from_secs(10);

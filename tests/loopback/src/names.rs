@@ -2,43 +2,20 @@
 
 use std::fmt::Write;
 
-use nvguest_abi::profile::Profile;
-use nvguest_abi::release::Release;
-use nvguest_abi::store::Store;
+use nvguest_abi::names::Names;
 
 /// Bytes of a buffer that a line of the trace shows.
 const SHOWN: usize = 32;
 
-/// What numbers are called in one release.
-pub struct Names(Option<Profile>);
-
-impl Names {
-    /// The names of a release, or none if it was never measured.
-    pub fn of(release: &str) -> Self {
-        let find = || {
-            let release: Release = release.parse().ok()?;
-            Some(Store::embedded().ok()?.resolve(&release, true).ok()?.profile)
-        };
-        Self(find())
-    }
-
-    /// The name of the call that a line is of.
-    pub fn call(&self, line: &str) -> Option<&str> {
-        let profile = self.0.as_ref()?;
-        let number = |key| hexadecimal(field(line, key)?);
-        let word = line.split(' ').nth(2)?;
-        match word {
-            "control" => Some(&profile.controls.get(&number("cmd")?)?.name),
-            "class" => Some(&profile.classes.get(&number("class")?)?.name),
-            "escape" => {
-                let nr = number("nr")?;
-                let found = profile.escapes.iter().find(|(_, escape)| escape.nr == nr);
-                found.map(|(name, _)| name.split('/').next().unwrap_or(name))
-            }
-            "uvm" => Some(&profile.uvm.get(&number("nr")?)?.name),
-            _ => None,
-        }
-    }
+/// The name of the call that a line is of.
+pub fn call<'a>(names: &'a Names, line: &str) -> Option<&'a str> {
+    let what = line.split(' ').nth(2)?;
+    let key = match what {
+        "control" => "cmd",
+        "class" => "class",
+        _ => "nr",
+    };
+    names.call(what, hexadecimal(field(line, key)?)?)
 }
 
 /// The value of a key in a line.
@@ -70,7 +47,7 @@ pub fn named(text: &str, names: &Names) -> String {
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').filter(|word| !word.starts_with("data=")).collect();
         out.push_str(&words.join(" "));
-        if let Some(name) = names.call(line) {
+        if let Some(name) = call(names, line) {
             let _ = write!(out, " name={name}");
         }
         // The argument's own words are there already.
@@ -98,12 +75,12 @@ mod tests {
     #[test]
     fn a_call_has_the_name_that_its_release_gives_it() {
         let names = Names::of("580.159.04");
-        assert_eq!(names.call(LINE), Some("NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS"));
+        assert_eq!(call(&names, LINE), Some("NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS"));
     }
 
     #[test]
     fn what_a_call_reached_is_shown_without_its_argument() {
-        let text = named(LINE, &Names(None));
+        let text = named(LINE, &Names::of("no release"));
         assert!(text.ends_with("status=0x0 ret=0 data[6]=0600000000ff\n"), "{text}");
     }
 }

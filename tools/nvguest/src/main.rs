@@ -19,7 +19,6 @@ mod doctor;
 mod guests;
 mod limits;
 mod lines;
-mod names;
 mod out;
 mod policy;
 mod qmp;

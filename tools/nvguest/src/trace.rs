@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use nvguest_abi::names::Names;
 use serde::Deserialize;
 use serde_json::{json, Value};
 
 use crate::guests::{self, Guest};
-use crate::names::Names;
 use crate::out;
 
 /// The calls of a running guest, as they are served.

@@ -1,8 +1,8 @@
 //! What the numbers of a call are called, by the profile of the release that answers it.
 
-use nvguest_abi::profile::Profile;
-use nvguest_abi::release::Release;
-use nvguest_abi::store::Store;
+use crate::profile::Profile;
+use crate::release::Release;
+use crate::store::Store;
 
 /// What numbers are called in one release.
 pub struct Names(Option<Profile>);
@@ -17,7 +17,7 @@ impl Names {
         Self(find())
     }
 
-    /// The name of a control, class, escape or UVM command.
+    /// The name of a `control`, `class`, `escape` or `uvm` command.
     pub fn call(&self, what: &str, number: u32) -> Option<&str> {
         let profile = self.0.as_ref()?;
         match what {

@@ -1,0 +1,18 @@
+# Sourced: what the scripts here say and wait with.
+section() { printf '\n== %s (%s)\n' "$1" "$(date -u +%T)"; }
+# Waits for the first line of a file that matches, for so many seconds at most.
+await() {
+  local until=$((SECONDS + $3))
+  until grep -q "$2" "$1" 2>/dev/null; do
+    [ $SECONDS -lt $until ] || { echo "no '$2' in $1 within $3 s"; return 1; }
+    sleep 0.02
+  done
+}
+# Asks a backend's admin socket, a request as JSON, and prints the answer.
+ask() {
+  python3 -c 'import json, socket, sys
+s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
+s.sendall(json.dumps({"schema": 1} | json.loads(sys.argv[2])).encode() + b"\n")
+answer = json.load(s.makefile())
+print(json.dumps(answer.get("answer", answer)))' "$1" "${2:-{\"request\":\"status\"\}}"
+}
