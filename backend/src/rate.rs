@@ -5,17 +5,15 @@
 //! no lock, nothing to give back when a process dies).
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::time::{clock_gettime, ClockId};
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
 use crate::errno::Errno;
-use crate::transport::shared::sealed_file;
+use crate::transport::shared::Words;
 
 const SIZE: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
@@ -31,16 +29,12 @@ pub enum What {
 }
 
 /// The rates of one guest, or of one process.
-pub struct Rates {
-    memory: MmapRegion<()>,
-    fd: OwnedFd,
-}
+pub struct Rates(Words);
 
 impl Rates {
     /// Nothing was done yet. For all processes of a guest to share.
     pub fn create() -> Result<Self, Errno> {
-        // Sealed: a worker that cut it short would end all others, and the broker.
-        Self::open(sealed_file("nvguest-rates", SIZE as u64)?.into())
+        Words::create("nvguest-rates", SIZE).map(Self)
     }
 
     /// The same for one process, which shares it with nobody. A confined worker may not seal.
@@ -52,15 +46,12 @@ impl Rates {
 
     /// The page that another process made.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
-        let file = File::from(fd.try_clone()?);
-        let memory =
-            MmapRegion::from_file(FileOffset::new(file, 0), SIZE).map_err(|_| Errno::ENOMEM)?;
-        Ok(Self { memory, fd })
+        Words::open(fd, SIZE).map(Self)
     }
 
     /// A descriptor of the page for another process.
     pub fn share(&self) -> Result<OwnedFd, Errno> {
-        Ok(self.fd.as_fd().try_clone_to_owned()?)
+        self.0.share()
     }
 
     /// One more of it, at `rate` a second and up to `burst` at once; how long to wait for it
@@ -82,8 +73,7 @@ impl Rates {
     }
 
     fn word(&self, what: What) -> &AtomicU64 {
-        let word = self.memory.get_atomic_ref(8 * what as usize);
-        word.expect("INVARIANT: the word lies in the page")
+        self.0.at(8 * what as usize)
     }
 }
 
@@ -94,6 +84,8 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

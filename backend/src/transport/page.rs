@@ -1,16 +1,13 @@
 //! What outlives the server of a slot's queues: a page of memory that the worker
 //! writes and, when it is dead, the broker reads.
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
-
 use super::counts::{bucket, Class, Counts, Word, WORDS};
 use super::ring::{Message, MAX_QUEUE_SIZE};
-use super::shared::sealed_file;
+use super::shared;
 use crate::errno::Errno;
 
 /// Bytes: four words, what is counted, an entry for each possible head.
@@ -26,40 +23,30 @@ const TALLY: usize = 16;
 const ENTRIES: usize = TALLY + 8 * WORDS;
 
 /// Shared state of a slot's two queues.
-pub struct SlotPage {
-    memory: MmapRegion<()>,
-    fd: OwnedFd,
-}
+pub struct SlotPage(shared::Words);
 
 impl SlotPage {
     /// A fresh page.
     pub fn create() -> Result<Self, Errno> {
-        // Sealed: a worker that cut it short would end the broker, who reads it.
-        Self::open(sealed_file("nvguest-slot", SIZE as u64)?.into())
+        shared::Words::create("nvguest-slot", SIZE).map(Self)
     }
 
     /// The page behind `fd`, made by the broker.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
-        let file = File::from(fd.try_clone()?);
-        let memory = MmapRegion::from_file(FileOffset::new(file, 0), SIZE).map_err(|error| {
-            tracing::error!(%error, "mapping a slot's page failed");
-            Errno::ENOMEM
-        })?;
-        Ok(Self { memory, fd })
+        shared::Words::open(fd, SIZE).map(Self)
     }
 
     /// A descriptor of the page for the worker.
     pub fn share(&self) -> Result<OwnedFd, Errno> {
-        Ok(self.fd.as_fd().try_clone_to_owned()?)
+        self.0.share()
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+        self.0.at(offset)
     }
 
     fn address(&self, head: u16) -> &AtomicU64 {
-        let offset = ENTRIES + ENTRY * usize::from(head % MAX_QUEUE_SIZE);
-        self.memory.get_atomic_ref(offset).expect("INVARIANT: the offset lies in the page")
+        self.0.at(ENTRIES + ENTRY * usize::from(head % MAX_QUEUE_SIZE))
     }
 
     fn length(&self, head: u16) -> &AtomicU32 {
@@ -102,8 +89,7 @@ impl SlotPage {
     }
 
     fn counter(&self, index: usize) -> &AtomicU64 {
-        let at = self.memory.get_atomic_ref(TALLY + 8 * index);
-        at.expect("INVARIANT: the words counted lie in the page")
+        self.0.at(TALLY + 8 * index)
     }
 
     /// One more of something.
@@ -166,6 +152,8 @@ impl SlotPage {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::fcntl::{fcntl, FcntlArg, SealFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
-use vm_memory::{FileOffset, MmapRegion};
+use vm_memory::{AtomicInteger, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::errno::Errno;
 
@@ -19,6 +19,40 @@ pub fn sealed_file(name: &str, size: u64) -> io::Result<File> {
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
     Ok(file)
+}
+
+/// Atomic words in a memory file that several processes map.
+#[derive(Debug)]
+pub struct Words {
+    region: MmapRegion<()>,
+    fd: OwnedFd,
+}
+
+impl Words {
+    /// New ones, all zero. Sealed: a process that cut them short would end all others.
+    pub fn create(name: &str, size: usize) -> Result<Self, Errno> {
+        Self::open(sealed_file(name, size as u64)?.into(), size)
+    }
+
+    /// Those that another process made.
+    pub fn open(fd: OwnedFd, size: usize) -> Result<Self, Errno> {
+        let file = File::from(fd.try_clone()?);
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), size).map_err(|error| {
+            tracing::error!(%error, size, "mapping shared words failed");
+            Errno::ENOMEM
+        })?;
+        Ok(Self { region, fd })
+    }
+
+    /// A descriptor of them for another process.
+    pub fn share(&self) -> Result<OwnedFd, Errno> {
+        Ok(self.fd.as_fd().try_clone_to_owned()?)
+    }
+
+    /// The word at an offset that the caller knows to lie in them.
+    pub fn at<T: AtomicInteger>(&self, offset: usize) -> &T {
+        self.region.get_atomic_ref(offset).expect("INVARIANT: the word lies in the file")
+    }
 }
 
 /// A file, mapped whole. Costs address space; memory only where somebody touches it.

@@ -7,14 +7,11 @@
 //! than there is room for, and waits for none.
 #![forbid(unsafe_code)]
 
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 use std::time::Duration;
 
-use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
-
-use super::shared::sealed_file;
+use super::shared;
 use crate::errno::Errno;
 
 /// Records that the ring holds.
@@ -106,34 +103,26 @@ impl Record {
 }
 
 /// The ring of one guest.
-pub struct Trace {
-    memory: MmapRegion<()>,
-    fd: OwnedFd,
-}
+pub struct Trace(shared::Words);
 
 impl Trace {
     /// Nobody looks. Memory is taken when somebody does.
     pub fn create() -> Result<Self, Errno> {
-        // Sealed: a worker that cut it short would end all others, and the broker.
-        Self::open(sealed_file("nvguest-trace", SIZE as u64)?.into())
+        shared::Words::create("nvguest-trace", SIZE).map(Self)
     }
 
     /// The ring that another process made.
     pub fn open(fd: OwnedFd) -> Result<Self, Errno> {
-        let file = File::from(fd.try_clone()?);
-        let memory =
-            MmapRegion::from_file(FileOffset::new(file, 0), SIZE).map_err(|_| Errno::ENOMEM)?;
-        Ok(Self { memory, fd })
+        shared::Words::open(fd, SIZE).map(Self)
     }
 
     /// A descriptor of it for another process.
     pub fn share(&self) -> Result<OwnedFd, Errno> {
-        Ok(self.fd.as_fd().try_clone_to_owned()?)
+        self.0.share()
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        let word = self.memory.get_atomic_ref(offset);
-        word.expect("INVARIANT: the word lies in the ring")
+        self.0.at(offset)
     }
 
     fn record(&self, number: u64, word: usize) -> &AtomicU64 {
@@ -253,6 +242,8 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use std::fs::File;
 
     use super::*;
 
