@@ -7,6 +7,7 @@ seconds=${1:-300}
 processes=${2:-6}
 out=${OUT:-out}
 mkdir -p "$out"
+. "$(dirname "$0")/common.sh"
 exec > >(tee "$out/cycles.txt") 2>&1
 # A copy, so that what is killed beside it is told from it by its path.
 work=$(mktemp -d)
@@ -22,20 +23,18 @@ held() {
   for workers in $(pgrep -P "$(pgrep -P "$broker" | head -1)"); do
     echo "  worker $workers: $(ls "/proc/$workers/fd" | wc -l) fds, $(wc -l < "/proc/$workers/maps") maps, $(grep RssAnon "/proc/$workers/status" | tr -s '\t ' ' ')"
   done
-  python3 -c 'import json, socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])
-s.sendall(b"{\"schema\":1,\"request\":\"status\"}\n")
-it = json.load(s.makefile())["answer"]
+  ask "$work/admin" | python3 -c 'import json, sys
+it = json.load(sys.stdin)
 print("  placements", it["placements"], "window", it["window_bytes"], "arena", it["arena"], "workers", len(it["workers"]), "requests", sum(it["requests"].values()),
-      "shares", {key: share["held"] for key, share in it["shares"].items() if share["held"]})' "$work/admin"
+      "shares", {key: share["held"] for key, share in it["shares"].items() if share["held"]})'
 }
-await() { until [ -e "$1" ]; do sleep 0.1; done; }
+await_file() { until [ -e "$1" ]; do sleep 0.1; done; }
 sleep 20; held 'after 20 s'
 while [ ! -e "$work/ending" ]; do
   for _ in $(seq 600); do [ -e "$work/ending" ] && break; sleep 0.1; done
   [ -e "$work/ending" ] || held 'later'
 done
-await "$work/idle"; held 'all ended'
+await_file "$work/idle"; held 'all ended'
 wait $!
 for i in $(seq "$processes"); do grep -E 'made and|after one|end ' "$work/cycles-$i"; done
 cat "$work"/cycles-* | awk '/made and destroyed/ {n += $1} END {print n, "devices in all"}'

@@ -26,14 +26,11 @@ guest() {
 nesprobe() { timeout 60 "$bundle/nesprobe" "$@"; }
 # What the gathered guests' backends count: their video memory, and slices that were refused.
 account() {
-  python3 - $(ls "$work"/admin-* 2>/dev/null) <<'P'
-import json, socket, sys
-for path in sys.argv[1:]:
-    s = socket.socket(socket.AF_UNIX); s.connect(path)
-    s.sendall(b'{"schema":1,"request":"status"}\n')
-    it = json.load(s.makefile())["answer"]
-    print({key: it[key] for key in ("vram", "weight", "slice_refused")})
-P
+  local socket
+  for socket in "$work"/admin-*; do
+    [ -e "$socket" ] && ask "$socket" | python3 -c 'import json, sys
+it = json.load(sys.stdin); print({key: it[key] for key in ("vram", "weight", "slice_refused")})'
+  done
 }
 
 # Starts a process each of `native` or a guest's weight, all drawing frames of the cost, and waits
