@@ -34,6 +34,7 @@ struct Summary<'a> {
     seconds: f64,
     fps: f64,
     frame_ms: Option<Stats>,
+    submit_ms: Option<Stats>,
     gpu_ms: Option<f64>,
     late_frames: Option<usize>,
     cpu_s: f64,
@@ -116,6 +117,7 @@ fn summarise<'a>(setup: &'a Setup, options: &Options, measured: &Measured) -> Re
         seconds,
         fps,
         frame_ms: Stats::of(frames.iter().map(|it| it.wall.as_secs_f64() * 1e3)),
+        submit_ms: Stats::of(frames.iter().map(|it| it.submit.as_secs_f64() * 1e3)),
         gpu_ms: stats::mean(frames.iter().filter_map(|it| it.gpu_ms)),
         late_frames: options.fps.map(|_| frames.iter().filter(|it| it.late).count()),
         cpu_s: run.cpu.as_secs_f64(),
@@ -139,6 +141,9 @@ fn tell(it: &Summary<'_>) {
     if let Some(stats) = &it.frame_ms {
         report::line(format_args!("frame ms   {}", report::stats(stats)));
     }
+    if let Some(stats) = &it.submit_ms {
+        report::line(format_args!("submit ms  {}", report::stats(stats)));
+    }
     if let Some(ms) = it.gpu_ms {
         report::line(format_args!("gpu ms     mean {ms:.3}"));
     }
@@ -152,13 +157,14 @@ fn tell(it: &Summary<'_>) {
 }
 
 fn csv(frames: &[Frame]) -> String {
-    let mut text = String::from("frame,begin_ms,frame_ms,gpu_ms,late\n");
+    let mut text = String::from("frame,begin_ms,frame_ms,submit_ms,gpu_ms,late\n");
     for (index, frame) in frames.iter().enumerate() {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let gpu = frame.gpu_ms.map(|it| format!("{it:.6}")).unwrap_or_default();
         let late = u8::from(frame.late);
+        let (begin, wall, submit) = (ms(frame.begin), ms(frame.wall), ms(frame.submit));
         // PANIC: writing to a String cannot fail; the result is of no interest.
-        let _ = writeln!(text, "{index},{:.6},{:.6},{gpu},{late}", ms(frame.begin), ms(frame.wall));
+        let _ = writeln!(text, "{index},{begin:.6},{wall:.6},{submit:.6},{gpu},{late}");
     }
     text
 }
@@ -171,12 +177,12 @@ mod tests {
     fn every_frame_is_a_line_with_what_is_known_of_it() {
         let ms = Duration::from_millis;
         let frames = [
-            Frame { begin: ms(0), wall: ms(4), gpu_ms: Some(3.5), late: false },
-            Frame { begin: ms(10), wall: ms(12), gpu_ms: None, late: true },
+            Frame { begin: ms(0), wall: ms(4), submit: ms(1), gpu_ms: Some(3.5), late: false },
+            Frame { begin: ms(10), wall: ms(12), submit: ms(2), gpu_ms: None, late: true },
         ];
         let text = csv(&frames);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "0,0.000000,4.000000,3.500000,0");
-        assert_eq!(lines[2], "1,10.000000,12.000000,,1");
+        assert_eq!(lines[1], "0,0.000000,4.000000,1.000000,3.500000,0");
+        assert_eq!(lines[2], "1,10.000000,12.000000,2.000000,,1");
     }
 }

@@ -17,6 +17,8 @@ pub struct Frame {
     pub begin: Duration,
     /// From before its submission until its fence was seen signalled.
     pub wall: Duration,
+    /// The part of it that the program spent in submitting it.
+    pub submit: Duration,
     /// What the device says that it took, in milliseconds.
     pub gpu_ms: Option<f64>,
     /// Whether it was done after the next one was due.
@@ -77,6 +79,7 @@ struct Loop<'a> {
 struct Flying {
     slot: usize,
     begin: Duration,
+    submit: Duration,
     deadline: Duration,
 }
 
@@ -111,7 +114,8 @@ impl Loop<'_> {
         self.next = (slot + 1) % self.load.slots();
         let begin = self.start.elapsed();
         self.load.submit(slot)?;
-        self.flying.push_back(Flying { slot, begin, deadline });
+        let submit = self.start.elapsed() - begin;
+        self.flying.push_back(Flying { slot, begin, submit, deadline });
         Ok(())
     }
 
@@ -126,10 +130,10 @@ impl Loop<'_> {
     /// The oldest frame was just seen to be done.
     fn note_oldest(&mut self) -> Result<()> {
         let end = self.start.elapsed();
-        if let Some(Flying { slot, begin, deadline }) = self.flying.pop_front() {
+        if let Some(Flying { slot, begin, submit, deadline }) = self.flying.pop_front() {
             let gpu_ms = self.load.finish(slot)?;
             let (wall, late) = (end - begin, end > deadline);
-            self.frames.push(Frame { begin, wall, gpu_ms, late });
+            self.frames.push(Frame { begin, wall, submit, gpu_ms, late });
         }
         Ok(())
     }
