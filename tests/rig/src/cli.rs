@@ -59,6 +59,10 @@ pub struct GuestArgs {
     #[arg(long, value_name = "NAME=VALUE")]
     pub env: Vec<String>,
 
+    /// Words for the command line of their kernel
+    #[arg(long, value_name = "WORDS", default_value = "", allow_hyphen_values = true)]
+    pub append: String,
+
     /// Parameters for virtio_nvguest.ko
     #[arg(long, value_name = "PARAMS", default_value = "", allow_hyphen_values = true)]
     pub module_params: String,
@@ -114,6 +118,7 @@ impl GuestArgs {
             timeout: 300,
             share: Vec::new(),
             env: Vec::new(),
+            append: String::new(),
             module_params: String::new(),
             backend_arg: Vec::new(),
             logs: None,
@@ -128,6 +133,7 @@ impl GuestArgs {
             .guests(usize::from(self.guests))
             .cpus(self.cpus)
             .memory_mib(self.memory)
+            .append(&self.append)
             .module_params(&self.module_params)
             .backend_args(self.backend_arg.iter().cloned());
         if let Some(host) = self.host.host() {

@@ -13,6 +13,8 @@ pub struct Machine<'a> {
     pub kernel: &'a str,
     pub cpus: u32,
     pub memory_mib: u32,
+    /// More words for the kernel's command line.
+    pub append: &'a str,
     /// Holds the sockets `agent`, `backend` and `qmp` and the file `console`.
     pub folder: &'a Path,
     pub has_backend: bool,
@@ -39,7 +41,8 @@ impl Machine<'_> {
         add(&["-M", "q35,memory-backend=mem,usb=off,sata=off,smbus=off,vmport=off"]);
         add(&["-kernel", &kernel.join("vmlinux").to_string_lossy()]);
         add(&["-initrd", &kernel.join("image").to_string_lossy()]);
-        add(&["-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic"]);
+        let words = format!("console=ttyS0 loglevel=4 panic=-1 oops=panic {}", self.append);
+        add(&["-append", words.trim_end()]);
         add(&["-chardev", &format!("file,id=console,path={}", file("console"))]);
         add(&["-serial", "chardev:console"]);
         add(&["-qmp", &format!("unix:{},server=on,wait=off", file("qmp"))]);

@@ -65,6 +65,7 @@ pub struct Builder {
     cpus: u32,
     memory_mib: u32,
     module_params: String,
+    append: String,
     shares: Vec<(PathBuf, String)>,
     env: Vec<(String, String)>,
     backend_args: Vec<String>,
@@ -95,6 +96,7 @@ impl Rig {
             cpus: 2,
             memory_mib: 2048,
             module_params: String::new(),
+            append: String::new(),
             shares: Vec::new(),
             env: Vec::new(),
             backend_args: Vec::new(),
@@ -199,6 +201,12 @@ impl Builder {
     /// Memory of a guest.
     pub fn memory_mib(mut self, size: u32) -> Self {
         self.memory_mib = size;
+        self
+    }
+
+    /// Words for the command line of a guest's kernel.
+    pub fn append(mut self, words: &str) -> Self {
+        words.clone_into(&mut self.append);
         self
     }
 
@@ -360,6 +368,7 @@ impl Seed<'_> {
             kernel: &self.wish.kernel,
             cpus: self.wish.cpus,
             memory_mib: self.wish.memory_mib,
+            append: &self.wish.append,
             folder: &folder,
             has_backend: backend.is_some(),
             is_hotpluggable: self.wish.hotpluggable,
