@@ -50,7 +50,7 @@ echo "cost of a 10 ms frame: $ten"
 
 section 'one guest'
 echo 0 > "$work/turn"
-guest --share "$work/turns:/mnt/turns" --run '
+guest ${GUEST:-} --share "$work/turns:/mnt/turns" --run '
   i=1
   while :; do
     until [ -e /mnt/turns/$i ]; do sleep 0.02; done
@@ -74,39 +74,54 @@ fi
 if has frames; then
 section 'frames, by turns'
 : > "$out/frames.jsonl"
-for cost in "$ten" $((ten * 2)) $((ten * 4)); do
+for cost in "$ten" $((ten * 2)); do
   for round in 1 2 3; do
-    for way in native guest; do
-      options="--cost $cost --seconds 4 --warmup 1 --json"
-      if [ $way = native ]; then line=$(nesprobe $options | tail -1)
-      else line=$(turn nesprobe $options | tail -1); fi
-      echo "{\"way\":\"$way\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
+    for wait in '--wait block' '--wait spin' '--frames-in-flight 2'; do
+      for way in native guest; do
+        options="--cost $cost --seconds 2 --warmup 0.5 $wait --json"
+        if [ $way = native ]; then line=$(nesprobe $options | tail -1)
+        else line=$(turn nesprobe $options | tail -1); fi
+        echo "{\"way\":\"$way\",\"wait\":\"${wait#--}\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
+      done
     done
   done
 done
 python3 - "$out/frames.jsonl" <<'P'
 import collections, json, statistics, sys
-p50 = collections.defaultdict(list)
+frame, submit = collections.defaultdict(list), collections.defaultdict(list)
 for line in open(sys.argv[1]):
     it = json.loads(line)
-    p50[it["cost"], it["way"]].append(it["result"]["frame_ms"]["p50"])
-for cost in sorted({cost for cost, _ in p50}):
-    native, guest = (statistics.median(p50[cost, way]) for way in ("native", "guest"))
-    print(f"cost {cost}: native {native:.3f} ms, guest {guest:.3f} ms, {guest / native:.4f}", dict(native=p50[cost, "native"], guest=p50[cost, "guest"]))
+    key = it["cost"], it["wait"], it["way"]
+    frame[key].append(it["result"]["frame_ms"]["p50"])
+    submit[key].append(it["result"]["submit_ms"]["p50"])
+for cost, wait in dict.fromkeys(key[:2] for key in frame):
+    native, guest = (statistics.median(frame[cost, wait, way]) for way in ("native", "guest"))
+    to = [round(statistics.median(submit[cost, wait, way]), 3) for way in ("native", "guest")]
+    print(f"cost {cost}, {wait}: native {native:.3f} ms, guest {guest:.3f} ms, {guest / native:.4f}; to submit {to}; guest's rounds {frame[cost, wait, 'guest']}")
 P
-
 fi
 
 if has crossings; then
 section 'what crosses while frames are drawn'
-turn "(nesprobe --cost $ten --seconds 14 --warmup 2 --json > /tmp/long; echo over >> /tmp/long) & sleep 1; echo started"
+turn "(nesprobe --cost $ten --seconds 22 --warmup 2 --json > /tmp/long; echo over >> /tmp/long) & sleep 1; echo started"
 sleep 5
+echo 'by name, from the 5th to the 11th second:'
+"$("$bundle/nvguest-run" path nvguest)" trace --json --seconds 6 "$work"/nvguest-*/guest0/admin > "$out/trace.jsonl"
+python3 - "$out/trace.jsonl" <<'P' | tee "$out/crossings.txt"
+import collections, json, sys
+calls = collections.Counter()
+for line in open(sys.argv[1]):
+    it = json.loads(line)
+    if it.get("kind"): calls[" ".join(str(it[key]) for key in ("kind", "file", "what", "name", "number") if it.get(key))] += 1
+for call, count in calls.most_common(): print(f"{count:6} {call}")
+P
 everyone() { echo "$backend" $(pgrep -f -- '--worker'); }
 qemu=$(pgrep -fo qemu-system)
+# What asking costs is outside of what is counted.
 before=$(status); cpu=$(spent $(everyone)); vcpu=$(spent "$qemu"); start=$(date +%s%N)
 sleep 6
-after=$(status); cpu=$(($(spent $(everyone)) - cpu)); vcpu=$(($(spent "$qemu") - vcpu))
-python3 - "$before" "$after" "$cpu" "$vcpu" "$(($(date +%s%N) - start))" "$ten" <<'P' | tee "$out/crossings.txt"
+cpu=$(($(spent $(everyone)) - cpu)); vcpu=$(($(spent "$qemu") - vcpu)); took=$(($(date +%s%N) - start)); after=$(status)
+python3 - "$before" "$after" "$cpu" "$vcpu" "$took" "$ten" <<'P' | tee -a "$out/crossings.txt"
 import json, sys
 before, after = (json.loads(text) for text in sys.argv[1:3])
 cpu, vcpu, ns = (int(word) for word in sys.argv[3:6])
