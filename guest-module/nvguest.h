@@ -58,6 +58,7 @@ struct nvg_queue {
 	struct nvg_request *ping;	/* the one that is not answered */
 	u32 missed;			/* beats that found it so */
 	bool cb_on;			/* the device may interrupt */
+	unsigned int seen;		/* what was, when that was asked for */
 	struct nvg_event *events;	/* the buffers, if it is an event queue */
 };
 
@@ -115,7 +116,7 @@ struct nvg_proc {
 	u32 slot;			/* of its worker, or NVG_NO_SLOT; ditto */
 };
 
-#define NVG_FILE_ARMED	0		/* an ARM is out, its READY not in */
+#define NVG_FILE_ARMED	0		/* a READY will come unasked */
 #define NVG_FILE_ASKED	1		/* an ARM has been sent before */
 #define NVG_FILE_LOST	2		/* its worker, or the device, is gone */
 
@@ -213,6 +214,8 @@ void nvg_post(struct nvg_queue *q, struct nvg_request *req);
 u32 nvg_ping(struct nvg_queue *q);
 int nvg_call(struct nvg_queue *q, struct nvg_request **req);
 int nvg_reply(const struct nvg_request *req, u32 least);
+void nvg_queue_listen_locked(struct nvg_queue *q);
+bool nvg_queue_is_idle(struct nvg_queue *q);
 void nvg_queue_drain(struct nvg_queue *q);
 void nvg_queue_detach(struct nvg_queue *q);
 void nvg_queue_discard(struct nvg_queue *q, struct virtqueue *vq);

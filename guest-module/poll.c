@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Readiness: an event sets bits in the file's word, poll takes them. Only a
- * poll that found none asks for an event, and once.
+ * poll that found none asks for an event, and only if none is promised.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -67,7 +67,7 @@ __poll_t nvg_poll(struct file *filp, struct poll_table_struct *table)
 	return mask;
 }
 
-static void nvg_ready(struct nvg_device *dev, u32 id, u32 mask)
+static void nvg_ready(struct nvg_device *dev, u32 id, u32 mask, u32 more)
 {
 	__poll_t bits = (__force __poll_t)mask & NVG_READY_BITS;
 	struct nvg_file *file;
@@ -77,7 +77,8 @@ static void nvg_ready(struct nvg_device *dev, u32 id, u32 mask)
 	file = xa_load(&dev->files, id);
 	if (file) {
 		atomic_or((__force int)bits, &file->ready);
-		clear_bit(NVG_FILE_ARMED, &file->flags);
+		if (!more)
+			clear_bit(NVG_FILE_ARMED, &file->flags);
 		wake_up_poll(&file->wait, bits);
 	}
 	xa_unlock_irqrestore(&dev->files, flags);
@@ -89,7 +90,7 @@ void nvg_arm_failed(struct nvg_device *dev, u32 id, u32 status)
 	if (status == ENODEV || status == EBADF)
 		nvg_lost(dev, id, id);
 	else
-		nvg_ready(dev, id, (__force u32)EPOLLERR);
+		nvg_ready(dev, id, (__force u32)EPOLLERR, 0);
 }
 
 /* Files @first to @last have no worker any more. In any context. */
@@ -145,7 +146,8 @@ static void nvg_event(struct nvg_device *dev, const struct nvg_event *event)
 
 	switch (le32_to_cpu(event->kind)) {
 	case NVG_EVENT_READY:
-		nvg_ready(dev, id, le32_to_cpu(event->mask));
+		nvg_ready(dev, id, le32_to_cpu(event->mask),
+			  le32_to_cpu(event->more));
 		break;
 	case NVG_EVENT_LOST:
 		nvg_lost(dev, id, NVG_FILE_NUMBER(id) ? id : id | 0xffff);
@@ -178,10 +180,8 @@ bool nvg_events_locked(struct nvg_queue *q)
 			if (!nvg_event_add_locked(q, event))
 				kick = true;
 		}
-		if (q->cb_on)
-			break;
-		q->cb_on = true;
-	} while (!virtqueue_enable_cb(q->vq));
+		nvg_queue_listen_locked(q);
+	} while (virtqueue_poll(q->vq, q->seen));
 
 	return kick && virtqueue_kick_prepare(q->vq);
 }

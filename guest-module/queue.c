@@ -319,15 +319,34 @@ static bool nvg_service_locked(struct nvg_queue *q)
 		if (!q->urgent && list_empty(&q->pending)) {
 			if (q->cb_on)
 				virtqueue_disable_cb(q->vq);
-			q->cb_on = false;
+			WRITE_ONCE(q->cb_on, false);
 			break;
 		}
-		if (q->cb_on)
-			break;
-		q->cb_on = true;
-	} while (!virtqueue_enable_cb(q->vq));
+		nvg_queue_listen_locked(q);
+	} while (virtqueue_poll(q->vq, q->seen));
 
 	return kick;
+}
+
+/* Lets the device interrupt for whatever comes after what has been taken. */
+void nvg_queue_listen_locked(struct nvg_queue *q)
+{
+	WRITE_ONCE(q->cb_on, true);
+	WRITE_ONCE(q->seen, virtqueue_enable_cb_prepare(q->vq));
+}
+
+/* Whether an interrupt is not for this queue. Takes no lock. */
+bool nvg_queue_is_idle(struct nvg_queue *q)
+{
+	struct virtqueue *vq;
+	bool idle;
+
+	rcu_read_lock();
+	vq = READ_ONCE(q->vq);
+	idle = !vq || !READ_ONCE(q->cb_on) ||
+	       !virtqueue_poll(vq, READ_ONCE(q->seen));
+	rcu_read_unlock();
+	return idle;
 }
 
 /* Serves a queue; in any context. */

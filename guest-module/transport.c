@@ -102,14 +102,18 @@ int nvg_read_config(struct virtio_device *vdev, struct nvg_config *config)
 	return 0;
 }
 
-/* The one vector of stock QEMU belongs to the configuration: rings first. */
+/*
+ * The one vector of stock QEMU belongs to the configuration: rings first. It
+ * is for one or two of all of them.
+ */
 void nvg_config_changed(struct virtio_device *vdev)
 {
 	struct nvg_device *dev = vdev->priv;
 	u32 i;
 
 	for (i = 0; i < dev->nqueues; i++)
-		nvg_queue_drain(&dev->queues[i]);
+		if (!nvg_queue_is_idle(&dev->queues[i]))
+			nvg_queue_drain(&dev->queues[i]);
 }
 
 static void nvg_vq_callback(struct virtqueue *vq)

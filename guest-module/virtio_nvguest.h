@@ -223,7 +223,7 @@ struct nvg_event {
 	__le32 kind;
 	__le32 file;
 	__le32 mask;
-	__le32 reserved;
+	__le32 more;		/* READY: this many more without another ARM */
 };
 
 /*

@@ -153,7 +153,7 @@ wire! {
         kind: U32,
         file: U32,
         mask: U32,
-        reserved: U32,
+        more: U32,
     }
 
     struct NodeHeader {

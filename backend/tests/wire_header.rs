@@ -57,7 +57,7 @@ fn claims() -> Vec<Claim> {
         "nvg_map_resp", MapResp, answer, [window_offset, length, placement, cache, flags, reserved];
         "nvg_unmap", UnmapReq, ask, [placement, reserved];
         "nvg_clock_resp", ClockResp, answer, [monotonic_ns, realtime_ns, raw_ns];
-        "nvg_event", Event, 0, [kind, file, mask, reserved];
+        "nvg_event", Event, 0, [kind, file, mask, more];
         "nvg_node", NodeHeader, 0, [kind, mode, file_kind, reserved, major, minor, name_len,
             data_len];
         "nvg_schema", nvguest_abi::rules::SchemaHeader, 0, [magic, version, nioctls, ncases,

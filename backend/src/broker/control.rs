@@ -203,8 +203,8 @@ impl Control {
     }
 
     /// Sends an event on queue 1.
-    pub fn event(&self, kind: u32, file: u32, mask: u32) {
-        self.events().0.send(kind, file, mask);
+    pub fn event(&self, kind: u32, file: u32, mask: u32, more: u32) {
+        self.events().0.send(kind, file, mask, more);
     }
 
     /// What a worker that is gone said of its files: that they are lost says it all.

@@ -297,11 +297,12 @@ impl Listener {
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {
-                let [_, file, mask, _] = message.words;
+                let [_, file, mask, more] = message.words;
                 let file = u32::try_from(file).unwrap_or(0);
                 if wire::file_worker(file) == worker.number {
-                    // CAST: poll's bits are few.
-                    broker.control.event(wire::EVENT_READY, file, mask as u32 & 0xffff);
+                    // CAST: poll's bits are few, and so is what is promised.
+                    let (mask, more) = (mask as u32 & 0xffff, more as u32);
+                    broker.control.event(wire::EVENT_READY, file, mask, more);
                 }
             }
             Kind::Hold => {
@@ -413,7 +414,7 @@ impl Listener {
         broker.workers.buried(broker, worker);
         broker.control.forget_events(worker.number);
         // Last: what the guest then says of this worker's placements is for the broker.
-        broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0);
+        broker.control.event(wire::EVENT_LOST, wire::file_handle(worker.number, 0), 0, 0);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::wire;
 #[derive(Default)]
 pub struct EventQueue {
     ring: Option<(Ring, Option<Arc<SlotPage>>)>,
-    waiting: BTreeMap<(u32, u32), u32>,
+    waiting: BTreeMap<(u32, u32), (u32, u32)>,
     sent: u64,
 }
 
@@ -46,33 +46,47 @@ impl EventQueue {
         self.waiting.retain(|&(_, file), _| wire::file_worker(file) != worker);
     }
 
-    /// Sends `kind` of `file`, now or when the guest posts a buffer.
-    pub fn send(&mut self, kind: u32, file: u32, mask: u32) {
-        *self.waiting.entry((kind, file)).or_default() |= mask;
+    /// Sends `kind` of `file`, now or when the guest posts a buffer: all bits that came, and
+    /// how many `more` records were promised last.
+    pub fn send(&mut self, kind: u32, file: u32, mask: u32, more: u32) {
+        if self.waiting.is_empty() && self.give(kind, file, mask, more) {
+            return;
+        }
+        let waiting = self.waiting.entry((kind, file)).or_default();
+        *waiting = (waiting.0 | mask, more);
         self.flush();
+    }
+
+    /// Sends a record if the guest has posted a buffer; whether it has.
+    fn give(&mut self, kind: u32, file: u32, mask: u32, more: u32) -> bool {
+        let Some((ring, page)) = &mut self.ring else { return false };
+        let Some(buffer) = ring.take() else { return false };
+        if let Some(page) = page {
+            page.events_taken(ring.next_available());
+            page.count(Word::Event);
+        }
+        let event = wire::Event {
+            kind: kind.into(),
+            file: file.into(),
+            mask: mask.into(),
+            more: more.into(),
+        };
+        ring.give(buffer, event.as_bytes());
+        self.sent += 1;
+        true
     }
 
     /// Sends what waits, as far as there are buffers. Call it on a kick of the queue,
     /// which means just that: there are buffers.
     pub fn flush(&mut self) {
-        let Some((ring, page)) = &mut self.ring else { return };
         loop {
-            while !self.waiting.is_empty() {
-                let Some(buffer) = ring.take() else { break };
-                let Some(((kind, file), mask)) = self.waiting.pop_first() else { break };
-                if let Some(page) = page {
-                    page.events_taken(ring.next_available());
-                    page.count(Word::Event);
+            while let Some((&(kind, file), &(mask, more))) = self.waiting.first_key_value() {
+                if !self.give(kind, file, mask, more) {
+                    break;
                 }
-                let event = wire::Event {
-                    kind: kind.into(),
-                    file: file.into(),
-                    mask: mask.into(),
-                    reserved: 0.into(),
-                };
-                ring.give(buffer, event.as_bytes());
-                self.sent += 1;
+                self.waiting.pop_first();
             }
+            let Some((ring, _)) = &mut self.ring else { return };
             if self.waiting.is_empty() || !ring.want_kick() {
                 return;
             }
@@ -99,7 +113,7 @@ mod tests {
         let mut events = EventQueue::default();
         for worker in [1, 2] {
             for number in 0..u16::MAX {
-                events.send(wire::EVENT_READY, wire::file_handle(worker, number), 1);
+                events.send(wire::EVENT_READY, wire::file_handle(worker, number), 1, 0);
             }
         }
         events.forget_worker(1);

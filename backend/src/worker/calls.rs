@@ -48,6 +48,8 @@ pub mod escape {
     pub const MAP_MEMORY: u32 = 0x4e;
     /// `NV_ESC_RM_UNMAP_MEMORY`: client 0, memory 8, linear 0x10.
     pub const UNMAP_MEMORY: u32 = 0x4f;
+    /// `NV_ESC_RM_GET_EVENT_DATA`.
+    pub const GET_EVENT_DATA: u32 = 0x52;
     /// `NV_ESC_RM_ALLOC_CONTEXT_DMA2`: root 0, object 8.
     pub const ALLOC_CONTEXT_DMA2: u32 = 0x54;
     /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: client 0, memory 8, old 0x10, new 0x18.
@@ -243,6 +245,7 @@ impl Session {
                 return Some(FULL);
             }
             escape::MAP_MEMORY if self.placements_full() => return Some(FULL),
+            escape::GET_EVENT_DATA => self.watcher().has_data(file),
             escape::DUP_OBJECT if self.duplicates_unseen(argument) => {
                 return Some((Verdict::Limit, status::INSUFFICIENT_PERMISSIONS));
             }

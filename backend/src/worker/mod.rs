@@ -36,10 +36,6 @@ pub mod upstream;
 pub mod video;
 pub mod watch;
 
-mod atomic {
-    pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-}
-
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

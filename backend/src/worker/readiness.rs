@@ -1,37 +1,46 @@
 //! The readiness of one file: an edge of the host's is remembered, an arm of the guest's asks
-//! for one, and an edge and an arm make one report.
-//!
-//! Every step is a read-modify-write, so of two that cross the later one has seen the
-//! earlier: nothing here rests on an order between different words. `tests/arming.rs`
-//! compiles this file against a model checker's atomics.
+//! for a number of reports, and each report takes all edges that came before it.
+//! `tests/arming.rs` checks it together with the guest's half.
 
-use super::atomic::{AtomicBool, AtomicU32, Ordering};
-
-/// What came and was not told, and whether somebody wants to be told.
+/// What came and was not told, and how many more reports somebody wants.
 #[derive(Default)]
 pub struct Readiness {
-    edges: AtomicU32,
-    armed: AtomicBool,
+    edges: u32,
+    wanted: u32,
+}
+
+/// What the guest is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// All that came since the last report. Nothing: only the promise is taken back.
+    pub mask: u32,
+    /// Reports that will come after this one without another arm.
+    pub more: u32,
 }
 
 impl Readiness {
-    /// An edge came: all that came since the last report, if somebody armed for it.
-    pub fn edge(&self, mask: u32) -> Option<u32> {
-        self.edges.fetch_or(mask, Ordering::AcqRel);
-        self.take_if_armed()
+    /// An edge came: what to report, if somebody wants to know.
+    pub fn edge(&mut self, mask: u32) -> Option<Report> {
+        self.edges |= mask;
+        self.report()
     }
 
-    /// Somebody wants to know: what came before, at once.
-    pub fn arm(&self) -> Option<u32> {
-        self.armed.swap(true, Ordering::AcqRel);
-        if self.edges.fetch_or(0, Ordering::AcqRel) == 0 {
+    /// Somebody wants to know, `reports` times: what came before, at once.
+    pub fn arm(&mut self, reports: u32) -> Option<Report> {
+        self.wanted = self.wanted.max(reports);
+        self.report()
+    }
+
+    /// Takes back what was promised; whether something was.
+    pub fn withdraw(&mut self) -> bool {
+        std::mem::take(&mut self.wanted) > 0
+    }
+
+    fn report(&mut self) -> Option<Report> {
+        if self.edges == 0 || self.wanted == 0 {
             return None;
         }
-        self.take_if_armed()
-    }
-
-    /// Of an edge and an arm that cross, exactly one takes both.
-    fn take_if_armed(&self) -> Option<u32> {
-        self.armed.swap(false, Ordering::AcqRel).then(|| self.edges.swap(0, Ordering::AcqRel))
+        self.wanted -= 1;
+        Some(Report { mask: std::mem::take(&mut self.edges), more: self.wanted })
     }
 }

@@ -8,7 +8,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -67,32 +66,6 @@ pub struct Server {
     slow: Mutex<HashSet<u32>>,
     bells: Bells,
     poll: Duration,
-    arms: Arms,
-}
-
-/// Whether the event that an ARM waits for comes while somebody looks.
-#[derive(Default)]
-struct Arms {
-    missed: AtomicU32,
-}
-
-impl Arms {
-    /// So many misses in a row, and only one ARM in [`Arms::AGAIN`] is tried.
-    const ENOUGH: u32 = 8;
-    const AGAIN: u32 = 64;
-
-    fn look(&self) -> bool {
-        let missed = self.missed.load(Ordering::Relaxed);
-        missed < Self::ENOUGH || self.missed.fetch_add(1, Ordering::Relaxed) % Self::AGAIN == 0
-    }
-
-    fn missed(&self) {
-        self.missed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn hit(&self) {
-        self.missed.store(0, Ordering::Relaxed);
-    }
 }
 
 #[derive(Default)]
@@ -152,7 +125,6 @@ impl Server {
             submitted: Mutex::default(),
             slow: Mutex::default(),
             bells: Bells::new()?,
-            arms: Arms::default(),
         });
         for number in 0..threads {
             let mut bench = Bench { scratch: Scratch::new()?, reply: Vec::with_capacity(4096) };
@@ -273,23 +245,18 @@ impl Server {
         }
     }
 
-    /// Looks for a request for as long as the broker said; after an ARM, as long as that
-    /// was worth it lately: who waits for long frames sleeps, and so do we.
+    /// Looks for a request for as long as the broker said; after an ARM, if that was worth it
+    /// lately: who waits for long frames sleeps, and so do we.
     fn look(&self, mut armed: bool) -> Option<(Work, bool)> {
-        let patience = if armed && !self.arms.look() { Duration::ZERO } else { self.poll };
+        let watcher = self.session.watcher();
+        let patience = if armed && watcher.is_slow() { Duration::ZERO } else { self.poll };
         let deadline = Instant::now() + patience;
         loop {
             let found = self.try_next();
             if found.is_some() || Instant::now() >= deadline {
-                if armed && !patience.is_zero() {
-                    self.arms.missed();
-                }
                 return found;
             }
-            if armed && self.session.watcher().look(&self.session) {
-                self.arms.hit();
-                armed = false;
-            }
+            armed = armed && !watcher.look(&self.session);
             std::hint::spin_loop();
         }
     }
@@ -607,19 +574,5 @@ mod tests {
         assert!(turn(Kind::Arm, opened.file.get()));
         assert!(!turn(Kind::Arm, opened.file.get() + 1), "no such file");
         assert!(!turn(Kind::Close, opened.file.get()));
-    }
-
-    #[test]
-    fn events_that_come_late_are_looked_for_rarely_and_soon_again_when_they_come_early() {
-        let arms = Arms::default();
-        let looked = |arms: &Arms| arms.look();
-        for _ in 0..Arms::ENOUGH {
-            assert!(looked(&arms));
-            arms.missed();
-        }
-        let tried = (0..640).filter(|_| looked(&arms)).count();
-        assert_eq!(tried, 10);
-        arms.hit();
-        assert!(looked(&arms));
     }
 }

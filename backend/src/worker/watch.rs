@@ -2,14 +2,19 @@
 //!
 //! `nvidia_poll` clears a data-less event by the poll that reports it, so a file is
 //! watched edge-triggered and each edge is kept here until the guest takes it.
+//!
+//! An ARM of a process whose events come soon asks for one report, and whoever served it looks
+//! for the event. Where events come late nobody looks, and an ARM is worth [`RUN`] reports: one
+//! wake-up a frame, not two.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::readiness::Readiness;
+use super::readiness::{Readiness, Report};
 use super::session::{GuestFile, Session};
 use super::upstream::Upstream;
 use crate::host::Host;
@@ -26,26 +31,73 @@ const KICK: u64 = 0;
 /// `POLLIN | POLLPRI`: what `nvidia_poll` says of a file with events.
 const READABLE: u32 = 0x3;
 
+/// Reports for one ARM where events come late. As many can come that nobody waits for when a
+/// program has stopped waiting.
+const RUN: u32 = 64;
+
 /// One file as it is watched.
 #[derive(Default)]
 pub struct Watch {
-    readiness: Readiness,
+    state: Mutex<State>,
     registered: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    readiness: Readiness,
+    /// When the guest asked last, or was told last.
+    since: Option<Instant>,
+    /// The guest takes events with data. One that is there makes no further edge, so the host
+    /// must be asked for it each time, and nothing can be promised.
+    has_data: bool,
+}
+
+/// Whether the events of a process come late: when who looks for them would have given up.
+struct Pace {
+    patience: Duration,
+    late: AtomicU32,
+}
+
+impl Pace {
+    /// So many late ones in a row, and the next is taken to be late too.
+    const ENOUGH: u32 = 8;
+
+    fn new(patience: Duration) -> Self {
+        Self { patience, late: AtomicU32::new(0) }
+    }
+
+    fn is_slow(&self) -> bool {
+        self.late.load(Ordering::Relaxed) >= Self::ENOUGH
+    }
+
+    /// An event came so long after it was asked for; whether that is late.
+    fn came(&self, after: Duration) -> bool {
+        let is_late = after > self.patience;
+        let late = if is_late { self.late.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.late.store(late, Ordering::Relaxed);
+        is_late
+    }
 }
 
 /// The thread that waits for the host's files, and the queue it reports on.
 pub struct Watcher {
     epoll: Epoll,
     upstream: Arc<Upstream>,
+    pace: Pace,
     queue: Mutex<(EventQueue, Option<OwnedFd>)>,
 }
 
 impl Watcher {
-    /// Nothing is watched yet.
-    pub fn new(upstream: Arc<Upstream>) -> Self {
+    /// Nothing is watched yet. An event is looked for as long as `patience` after its ARM.
+    pub fn new(upstream: Arc<Upstream>, patience: Duration) -> Self {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .expect("PANIC: a worker that cannot wait is of no use, and its guest has nothing yet");
-        Self { epoll, upstream, queue: Mutex::default() }
+        Self { epoll, upstream, pace: Pace::new(patience), queue: Mutex::default() }
+    }
+
+    /// Whether it is not worth it to look for the event that an ARM waits for.
+    pub fn is_slow(&self) -> bool {
+        self.pace.is_slow()
     }
 
     /// Starts the thread.
@@ -96,20 +148,26 @@ impl Watcher {
     fn edge(&self, session: &Session, handle: u64, flags: EpollFlags) {
         // CAST: a handle has 31 bits.
         let Some(file) = session.file(handle as u32) else { return };
+        let mut state = lock(&file.watch.state);
         // CAST: poll's and epoll's bits are the same, and few.
-        if let Some(mask) = file.watch.readiness.edge(flags.bits() as u32 & 0xffff) {
-            self.report(file.handle, mask);
+        if let Some(report) = state.readiness.edge(flags.bits() as u32 & 0xffff) {
+            let now = Instant::now();
+            let after = state.since.replace(now).map_or(Duration::ZERO, |since| now - since);
+            let is_late = self.pace.came(after);
+            // What comes soon is looked for after the next ARM.
+            let more = if is_late || !state.readiness.withdraw() { report.more } else { 0 };
+            self.report(file.handle, Report { more, ..report });
         }
     }
 
-    fn report(&self, handle: u32, mask: u32) {
+    fn report(&self, handle: u32, Report { mask, more }: Report) {
         let mut queue = lock(&self.queue);
         if queue.0.is_started() {
-            queue.0.send(wire::EVENT_READY, handle, mask);
+            queue.0.send(wire::EVENT_READY, handle, mask, more);
             return;
         }
         drop(queue);
-        let words = [wire::EVENT_READY.into(), handle.into(), mask.into(), 0];
+        let words = [wire::EVENT_READY.into(), handle.into(), mask.into(), more.into()];
         if let Err(error) =
             self.upstream.tell(Kind::Event, Outgoing { words, ..Outgoing::default() })
         {
@@ -117,15 +175,25 @@ impl Watcher {
         }
     }
 
-    /// ARM: tells the guest, once, when `file` is ready. An event with data is there
-    /// until it is read and makes no new edge, so the host is asked for those.
+    /// ARM: tells the guest, once, when `file` is ready; where events come late, [`RUN`] times.
     pub fn arm(&self, host: &dyn Host, file: &GuestFile) {
-        let mut ready = file.watch.readiness.arm();
-        if ready.is_none() && host.pending(file.host()) {
-            ready = file.watch.readiness.edge(READABLE);
+        let mut state = lock(&file.watch.state);
+        state.since = Some(Instant::now());
+        let promises = self.is_slow() && !state.has_data;
+        let mut report = state.readiness.arm(if promises { RUN } else { 1 });
+        if report.is_none() && host.pending(file.host()) {
+            report = state.readiness.edge(READABLE);
         }
-        if let Some(mask) = ready {
-            self.report(file.handle, mask);
+        if let Some(report) = report {
+            self.report(file.handle, report);
+        }
+    }
+
+    /// The guest takes events with data from `file`.
+    pub fn has_data(&self, file: &GuestFile) {
+        let mut state = lock(&file.watch.state);
+        if !std::mem::replace(&mut state.has_data, true) && state.readiness.withdraw() {
+            self.report(file.handle, Report { mask: 0, more: 0 });
         }
     }
 
@@ -182,17 +250,42 @@ mod tests {
 
     #[test]
     fn an_edge_that_comes_unarmed_is_remembered() {
-        let file = Readiness::default();
+        let mut file = Readiness::default();
         assert_eq!(file.edge(1), None);
         assert_eq!(file.edge(2), None);
-        assert_eq!(file.arm(), Some(3));
+        assert_eq!(file.arm(1), Some(Report { mask: 3, more: 0 }));
         assert_eq!(file.edge(1), None, "one report for one arm");
+    }
+
+    #[test]
+    fn an_arm_is_worth_as_many_reports_as_it_says_and_may_be_taken_back() {
+        let mut file = Readiness::default();
+        assert_eq!(file.arm(4), None);
+        assert_eq!(file.edge(1), Some(Report { mask: 1, more: 3 }));
+        assert_eq!(file.arm(2), None, "what is promised is not promised again");
+        assert_eq!(file.edge(1), Some(Report { mask: 1, more: 2 }));
+        assert!(file.withdraw());
+        assert!(!file.withdraw());
+        assert_eq!(file.edge(2), None);
+        assert_eq!(file.arm(1), Some(Report { mask: 2, more: 0 }));
+    }
+
+    #[test]
+    fn a_process_is_slow_when_its_events_came_late_for_a_while_and_no_more_when_one_comes_soon() {
+        let pace = Pace::new(Duration::from_micros(500));
+        for _ in 0..Pace::ENOUGH {
+            assert!(!pace.is_slow());
+            assert!(pace.came(Duration::from_millis(10)));
+        }
+        assert!(pace.is_slow());
+        assert!(!pace.came(Duration::from_micros(500)));
+        assert!(!pace.is_slow());
     }
 
     #[test]
     fn of_a_million_edges_and_arms_that_cross_none_is_lost() {
         const ROUNDS: u32 = 1_000_000;
-        let file = Arc::new(Readiness::default());
+        let file = Arc::new(Mutex::new(Readiness::default()));
         let (host, reports) = (Arc::clone(&file), Arc::new(AtomicU32::new(0)));
         let told = Arc::clone(&reports);
         // Each edge waits for the last to be reported, each arm likewise, so that they cross.
@@ -201,7 +294,7 @@ mod tests {
                 while told.load(Ordering::Acquire) < round {
                     std::thread::yield_now();
                 }
-                if host.edge(1).is_some() {
+                if lock(&host).edge(1).is_some() {
                     told.fetch_add(1, Ordering::AcqRel);
                 }
             }
@@ -210,7 +303,7 @@ mod tests {
             while reports.load(Ordering::Acquire) < round {
                 std::thread::yield_now();
             }
-            if file.arm().is_some() {
+            if lock(&file).arm(1).is_some() {
                 reports.fetch_add(1, Ordering::AcqRel);
             }
         }

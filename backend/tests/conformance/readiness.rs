@@ -1,7 +1,9 @@
 //! ARM and events.
 
+use std::time::Duration;
+
 use nvguest_frontend::rm::Client;
-use nvguest_frontend::{wire, Options};
+use nvguest_frontend::{wire, File, Options};
 
 use crate::common::*;
 
@@ -19,15 +21,56 @@ fn on_both(test: impl Fn(&Pair, &Client)) {
 fn an_event_that_comes_after_arm_is_reported_once() {
     on_both(|pair, client| {
         let (file, event) = client.event().unwrap();
-        for _ in 0..20 {
-            file.arm().unwrap();
-            client.fire(event).unwrap();
-            let record = pair.guest.mailbox.wait(file.handle, LONG).expect("a record");
-            assert_eq!((record.kind.get(), record.reserved.get()), (wire::EVENT_READY, 0));
-            assert_ne!(record.mask.get() & 1, 0, "POLLIN");
-        }
+        file.arm().unwrap();
+        client.fire(event).unwrap();
+        let record = pair.guest.mailbox.wait(file.handle, LONG).expect("a record");
+        assert_eq!((record.kind.get(), record.more.get()), (wire::EVENT_READY, 0));
+        assert_ne!(record.mask.get() & 1, 0, "POLLIN");
         client.fire(event).unwrap();
         assert!(pair.guest.mailbox.wait(file.handle, SHORT).is_none(), "one report for one arm");
+    });
+}
+
+/// Fires an event later than a worker looks for it; how many more are promised.
+fn told_late(pair: &Pair, client: &Client, file: &File, event: u32) -> u32 {
+    std::thread::sleep(Duration::from_millis(2));
+    client.fire(event).unwrap();
+    pair.guest.mailbox.wait(file.handle, LONG).expect("a record").more.get()
+}
+
+/// Waits long, again and again, until more is promised.
+fn promised(pair: &Pair, client: &Client, file: &File, event: u32) -> u32 {
+    let promised = (0..20).find_map(|_| {
+        file.arm().unwrap();
+        Some(told_late(pair, client, file, event)).filter(|&more| more > 0)
+    });
+    promised.expect("a promise")
+}
+
+#[test]
+fn who_waits_long_again_and_again_is_told_unasked_as_often_as_was_promised() {
+    on_both(|pair, client| {
+        let (file, event) = client.event().unwrap();
+        for left in (0..promised(pair, client, &file, event)).rev() {
+            assert_eq!(told_late(pair, client, &file, event), left);
+        }
+        client.fire(event).unwrap();
+        assert!(pair.guest.mailbox.wait(file.handle, SHORT).is_none(), "nothing more");
+    });
+}
+
+#[test]
+fn who_takes_events_with_data_is_promised_nothing_any_more() {
+    on_both(|pair, client| {
+        let (file, event) = client.event().unwrap();
+        promised(pair, client, &file, event);
+        client.take_data(&file).unwrap_err();
+        let record = pair.guest.mailbox.wait(file.handle, LONG).expect("word of it");
+        assert_eq!((record.mask.get(), record.more.get()), (0, 0));
+        for _ in 0..10 {
+            file.arm().unwrap();
+            assert_eq!(told_late(pair, client, &file, event), 0);
+        }
     });
 }
 

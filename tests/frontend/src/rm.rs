@@ -19,6 +19,7 @@ pub mod escape {
     pub const VID_HEAP_CONTROL: u32 = 0x4a;
     pub const MAP_MEMORY: u32 = 0x4e;
     pub const UNMAP_MEMORY: u32 = 0x4f;
+    pub const GET_EVENT_DATA: u32 = 0x52;
     pub const CARD_INFO: u32 = 200;
     pub const REGISTER_FD: u32 = 201;
     pub const ALLOC_OS_EVENT: u32 = 206;
@@ -90,6 +91,7 @@ layout! {
         status: u32,
     }
     OsEvent { client: u32, device: u32, fd: u32, status: u32, }
+    GetEvent { event: u64, more: u32, status: u32, }
     EventParams { parent_client: u32, source: u32, class: u32, notify: u32, data: u64, }
 }
 
@@ -367,6 +369,16 @@ impl Client {
         let names = (self.subdevice, event);
         self.make_on(&file, names, class::OS_EVENT, params.as_mut_bytes())?;
         Ok((file, event))
+    }
+
+    /// Asks `file` for an event with data. There is none: those of [`Client::event`] have none.
+    pub fn take_data(&self, file: &File) -> Result<()> {
+        let mut event = [0_u32; 4];
+        // CAST: the address of what RM would write to.
+        let mut argument = GetEvent { event: event.as_mut_ptr() as u64, ..GetEvent::default() };
+        // SAFETY: its one pointer leads to a whole event.
+        unsafe { file.rm(escape::GET_EVENT_DATA, &mut argument, &ByHandle)? };
+        check("RM_GET_EVENT_DATA", argument.status)
     }
 
     /// Fires an event.

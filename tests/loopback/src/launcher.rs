@@ -362,8 +362,9 @@ impl Launcher {
                 let Some(index) = ends.find(board, file) else { return };
                 let flags = &board.file(index).flags;
                 let mask = event.mask.get() & board::READY;
+                let over = if event.more.get() == 0 { board::ARMED } else { 0 };
                 let _ = flags.fetch_update(Ordering::AcqRel, Ordering::Acquire, |flags| {
-                    Some((flags | mask) & !board::ARMED)
+                    Some((flags | mask) & !over)
                 });
                 ends.ring(index);
             }
