@@ -7,10 +7,15 @@ set -u
 if [ "${1:-}" = --pack ]; then
   cd "$(dirname "$0")/../.." || exit 1
   cargo build --release -p nesprobe || exit 1
-  mkdir -p .nesprobe && rm -f .nesprobe/*
+  mkdir -p .nesprobe && rm -rf .nesprobe/*
   strip -o .nesprobe/nesprobe target/release/nesprobe || exit 1
   (cd .nesprobe && apt-get download -q libegl1 libglvnd0 libopengl0 libvulkan1 \
     libbsd0 libmd0 libx11-6 libxau6 libxcb1 libxdmcp6 libxext6) || exit 1
+  # vulkaninfo with its libraries, but for the C library's, which every machine and guest has.
+  dpkg -s vulkan-tools > /dev/null 2>&1 || apt-get install -qq -y vulkan-tools || exit 1
+  mkdir .nesprobe/vk && cp /usr/bin/vulkaninfo .nesprobe/vk/ || exit 1
+  ldd /usr/bin/vulkaninfo | awk '/=>/ {print $3}' | grep -vE '/(libc|libm|libdl|libpthread|ld-linux[^/]*)\.so' |
+    xargs -I{} cp -L {} .nesprobe/vk/ || exit 1
   git rev-parse --short HEAD > .nesprobe/commit
   du -sh .nesprobe
   exit

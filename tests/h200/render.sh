@@ -50,7 +50,7 @@ echo "cost of a 10 ms frame: $ten"
 
 section 'one guest'
 echo 0 > "$work/turn"
-guest ${GUEST:-} --share "$work/turns:/mnt/turns" --run '
+guest ${GUEST:-} --share "$work/turns:/mnt/turns" --share "$loaders/vk:/mnt/vk" --run '
   i=1
   while :; do
     until [ -e /mnt/turns/$i ]; do sleep 0.02; done
@@ -60,8 +60,13 @@ guest ${GUEST:-} --share "$work/turns:/mnt/turns" --run '
 runner=$!
 turn true || tail -20 "$work/guest.txt"
 backend=$(pgrep -fo 'vhost-user-nvguest')
-turn nesprobe --list
 if has pixels; then
+LD_LIBRARY_PATH="$loaders/vk:${LD_LIBRARY_PATH:-}" "$loaders/vk/vulkaninfo" --summary > "$out/vulkaninfo-native.txt" 2>&1; echo "vulkaninfo natively: $?"
+turn 'LD_LIBRARY_PATH=/mnt/vk:$LD_LIBRARY_PATH /mnt/vk/vulkaninfo --summary; echo "vulkaninfo in the guest: $?"' > "$out/vulkaninfo-guest.txt" 2>&1
+tail -1 "$out/vulkaninfo-guest.txt"
+status | python3 -c 'import json, sys; print(json.load(sys.stdin)["placements_peak"], "placements at most so far")'
+diff "$out/vulkaninfo-native.txt" <(sed '$d' "$out/vulkaninfo-guest.txt") && echo 'vulkaninfo --summary: no line differs'
+turn nesprobe --list
 turn 'time nesprobe --verify' > "$out/verify-guest.txt" 2>&1; tail -6 "$out/verify-guest.txt"
 echo 'checks that differ from the host:'
 diff "$out/verify-native.txt" <(grep -E '^(ok|FAIL|skip|[0-9])' "$out/verify-guest.txt") && echo none

@@ -93,7 +93,8 @@ wait $holder
 section 'the card afterwards'
 settings > "$work/settings-after"
 diff "$work/settings-before" "$work/settings-after" && echo 'every setting is what it was'
-echo "processes of the user left: $(pgrep -cu $user)"
+start=$(date +%s%N); while pgrep -u $user > /dev/null && [ $(($(date +%s%N) - start)) -lt 5000000000 ]; do sleep 0.05; done
+echo "processes of the user left after $((($(date +%s%N) - start) / 1000000)) ms: $(pgrep -cu $user)"
 grep -h 'refused system call' "$out"/*.err "$work"/hold || echo 'the sandbox refused no call'
 cp "$work/settings-before" "$work/settings-after" "$out"/
 rm -rf "$work"
