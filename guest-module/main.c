@@ -209,6 +209,7 @@ static void nvg_find_window(struct nvg_device *dev, u64 size)
 	}
 	dev->window_base = region.addr;
 	dev->window_len = min(region.len, size);
+	nvg_check_caching(dev);
 }
 
 static int nvg_claim(struct nvg_device *dev)

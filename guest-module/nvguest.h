@@ -8,6 +8,8 @@
  * chardev.c  open, close, ioctl, processes
  * schema.c   from an ioctl to its message and back
  * window.c   mmap: placements and their life
+ * caching.c  whether the window is write-back for the guest
+ * mtrr.c     what the MTRRs say of an address
  * poll.c     readiness, lost workers, the event queues
  * nodes.c    device nodes, /proc files, /sys/module gates
  * pci.c      the card's PCI identity
@@ -241,6 +243,9 @@ static inline bool nvg_file_lost(const struct nvg_file *file)
 /* window.c */
 int nvg_mmap(struct file *filp, struct vm_area_struct *vma);
 void nvg_file_zap(struct nvg_file *file);
+
+/* caching.c */
+void nvg_check_caching(const struct nvg_device *dev);
 
 /* poll.c */
 __poll_t nvg_poll(struct file *filp, struct poll_table_struct *table);
