@@ -19,6 +19,7 @@ typedef uint64_t u64;
 typedef int32_t s32;
 typedef int64_t s64;
 
+#define __iomem
 #define U32_MAX			UINT32_MAX
 #define U64_MAX			UINT64_MAX
 #define ARRAY_SIZE(a)		(sizeof(a) / sizeof(*(a)))
