@@ -290,11 +290,13 @@ put:
 
 /*
  * What programs still hold goes back now: the host cannot tell a reset from a
- * pause, and would keep it until the next instance says hello.
+ * pause, and would keep it until the next instance says hello. The core has
+ * the configuration's interrupt off by now, which may be the only one.
  */
 static void nvg_end(struct nvg_device *dev)
 {
 	nvg_pretouch_stop_all(dev);
+	WRITE_ONCE(dev->polled, true);
 	if (!xa_empty(&dev->files) && nvg_hello(dev))
 		pr_warn("what open files hold stays with the host for now\n");
 	nvg_stop(dev);

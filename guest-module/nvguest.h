@@ -163,7 +163,7 @@ struct nvg_device {
 	struct kref ref;
 	struct virtio_device *vdev;
 	u32 epoch;			/* of this instance; a stop ends it */
-	bool polled;			/* probe, restore: no interrupts yet */
+	bool polled;			/* at start and end: no interrupts */
 	const char *interrupts;		/* how they come, in words */
 	u32 slots;
 	u32 nqueues;
