@@ -209,6 +209,7 @@ static void nvg_find_window(struct nvg_device *dev, u64 size)
 	}
 	dev->window_base = region.addr;
 	dev->window_len = min(region.len, size);
+	nvg_check_caching(dev);
 }
 
 static int nvg_claim(struct nvg_device *dev)
@@ -289,10 +290,13 @@ put:
 
 /*
  * What programs still hold goes back now: the host cannot tell a reset from a
- * pause, and would keep it until the next instance says hello.
+ * pause, and would keep it until the next instance says hello. The core has
+ * the configuration's interrupt off by now, which may be the only one.
  */
 static void nvg_end(struct nvg_device *dev)
 {
+	nvg_pretouch_stop_all(dev);
+	WRITE_ONCE(dev->polled, true);
 	if (!xa_empty(&dev->files) && nvg_hello(dev))
 		pr_warn("what open files hold stays with the host for now\n");
 	nvg_stop(dev);
@@ -325,6 +329,7 @@ static int nvg_restore(struct virtio_device *vdev)
 	ret = nvg_start(dev);
 	if (ret)
 		return ret;
+	WRITE_ONCE(dev->untouchable, false);
 	ret = nvg_hello(dev);
 	if (!ret && (dev->nodes_len != nodes_len ||
 		     dev->schema_len != schema_len))
@@ -366,10 +371,13 @@ static int __init nvg_init(void)
 	ret = nvg_requests_init();
 	if (ret)
 		return ret;
+	ret = nvg_pretouch_init();
+	if (ret)
+		goto requests;
 	nvg_wq = alloc_workqueue("nvguest", WQ_UNBOUND, 0);
 	if (!nvg_wq) {
 		ret = -ENOMEM;
-		goto requests;
+		goto pretouch;
 	}
 	nvg_pci_wq = alloc_ordered_workqueue("nvguest-pci", 0);
 	if (!nvg_pci_wq) {
@@ -387,6 +395,8 @@ pci_wq:
 	destroy_workqueue(nvg_pci_wq);
 wq:
 	destroy_workqueue(nvg_wq);
+pretouch:
+	nvg_pretouch_exit();
 requests:
 	nvg_requests_exit();
 	return ret;
@@ -397,6 +407,7 @@ static void __exit nvg_exit(void)
 	unregister_virtio_driver(&nvg_driver);
 	destroy_workqueue(nvg_pci_wq);
 	destroy_workqueue(nvg_wq);
+	nvg_pretouch_exit();
 	nvg_requests_exit();
 }
 

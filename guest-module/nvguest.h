@@ -8,6 +8,10 @@
  * chardev.c  open, close, ioctl, processes
  * schema.c   from an ioctl to its message and back
  * window.c   mmap: placements and their life
+ * pretouch.c fresh memory of the card is touched in advance
+ * touch.c    which pages of it, in which pieces
+ * caching.c  whether the window is write-back for the guest
+ * mtrr.c     what the MTRRs say of an address
  * poll.c     readiness, lost workers, the event queues
  * nodes.c    device nodes, /proc files, /sys/module gates
  * pci.c      the card's PCI identity
@@ -35,6 +39,7 @@
 #include <linux/xarray.h>
 
 #include "schema.h"
+#include "touch.h"
 
 #define NVG_MAX_QUEUES		(2 + 2 * NVG_MAX_SLOTS)
 #define NVG_MAX_MESSAGE		(4U << 20)
@@ -138,6 +143,14 @@ struct nvg_file {
 	struct list_head placements;
 };
 
+/* The touching of a placement, and when it is over. */
+struct nvg_pretouch {
+	struct work_struct work;
+	struct nvg_touch touch;
+	struct nvg_file *file;
+	bool over;
+};
+
 /* A record of NODES. */
 struct nvg_record {
 	struct nvg_node node;
@@ -151,7 +164,7 @@ struct nvg_device {
 	struct kref ref;
 	struct virtio_device *vdev;
 	u32 epoch;			/* of this instance; a stop ends it */
-	bool polled;			/* probe, restore: no interrupts yet */
+	bool polled;			/* at start and end: no interrupts */
 	const char *interrupts;		/* how they come, in words */
 	u32 slots;
 	u32 nqueues;
@@ -164,6 +177,7 @@ struct nvg_device {
 	u32 schema_len;
 	u64 window_base;
 	u64 window_len;			/* 0: nothing can be mapped */
+	bool untouchable;		/* what is in the window may be gone */
 
 	struct nvg_rules rules;
 	void *schema;
@@ -244,6 +258,17 @@ static inline bool nvg_file_lost(const struct nvg_file *file)
 /* window.c */
 int nvg_mmap(struct file *filp, struct vm_area_struct *vma);
 void nvg_file_zap(struct nvg_file *file);
+
+/* pretouch.c */
+int nvg_pretouch_init(void);
+void nvg_pretouch_exit(void);
+void nvg_pretouch_prepare(struct nvg_pretouch *pre, struct nvg_file *file);
+void nvg_pretouch_start(struct nvg_pretouch *pre, u64 base, u64 len);
+void nvg_pretouch_stop(struct nvg_pretouch *pre);
+void nvg_pretouch_stop_all(struct nvg_device *dev);
+
+/* caching.c */
+void nvg_check_caching(const struct nvg_device *dev);
 
 /* poll.c */
 __poll_t nvg_poll(struct file *filp, struct poll_table_struct *table);

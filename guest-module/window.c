@@ -6,6 +6,7 @@
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/kref.h>
 #include <linux/mm.h>
 #include <linux/pfn.h>
 #include <linux/sched/mm.h>
@@ -15,15 +16,29 @@
 
 /* A range of the window, and the vmas that map it. */
 struct nvg_placement {
+	struct kref ref;		/* one for all vmas; one for each zap */
 	refcount_t vmas;
 	struct nvg_file *file;		/* the vmas hold it open */
 	struct mm_struct *mm;		/* of the mmap() that made it */
+	struct nvg_pretouch pretouch;
 	bool synced;			/* with that mmap(); under file->lock */
 	struct nvg_request *unmap;	/* ready to send; under file->lock */
 	struct list_head node;		/* under file->lock */
 };
 
-/* Sends the one UNMAP. That of a lost worker's placement goes to the broker. */
+static void nvg_placement_free(struct kref *ref)
+{
+	struct nvg_placement *place =
+		container_of(ref, struct nvg_placement, ref);
+
+	mmdrop(place->mm);
+	kfree(place);
+}
+
+/*
+ * Sends the one UNMAP: the range may be another's from then on, so nobody
+ * touches it any more. That of a lost worker's placement goes to the broker.
+ */
 static void nvg_placement_unmap(struct nvg_placement *place)
 {
 	struct nvg_file *file = place->file;
@@ -34,6 +49,7 @@ static void nvg_placement_unmap(struct nvg_placement *place)
 	place->unmap = NULL;
 	spin_unlock(&file->lock);
 
+	nvg_pretouch_stop(&place->pretouch);
 	if (unmap)
 		nvg_post(nvg_file_lost(file) ?
 			 &file->dev->queues[NVG_QUEUE_CONTROL] : file->queue,
@@ -51,8 +67,7 @@ static void nvg_placement_put(struct nvg_placement *place)
 	spin_lock(&file->lock);
 	list_del(&place->node);
 	spin_unlock(&file->lock);
-	mmdrop(place->mm);
-	kfree(place);
+	kref_put(&place->ref, nvg_placement_free);
 }
 
 static void nvg_vma_open(struct vm_area_struct *vma)
@@ -72,36 +87,59 @@ static const struct vm_operations_struct nvg_vm_ops = {
 	.close = nvg_vma_close,
 };
 
+/* A placement that is not synced yet, with a reference, or NULL. */
+static struct nvg_placement *nvg_unsynced(struct nvg_file *file)
+{
+	struct nvg_placement *place;
+
+	spin_lock(&file->lock);
+	list_for_each_entry(place, &file->placements, node) {
+		if (place->synced)
+			continue;
+		place->synced = true;
+		kref_get(&place->ref);
+		spin_unlock(&file->lock);
+		return place;
+	}
+	spin_unlock(&file->lock);
+	return NULL;
+}
+
 /*
  * An mmap() fills in page tables before its vma can be found by the file. Once
- * we have had its mmap_lock it is over, or it saw that the file is lost.
+ * we have had its mmap_lock it is over, or it saw that the file is lost; and it
+ * starts no touching any more.
  */
 static void nvg_file_sync(struct nvg_file *file)
 {
 	struct nvg_placement *place;
-	struct mm_struct *mm;
-	bool found;
 
-	do {
-		found = false;
-		mm = NULL;
-		spin_lock(&file->lock);
-		list_for_each_entry(place, &file->placements, node) {
-			if (place->synced)
-				continue;
-			place->synced = true;
-			found = true;
-			if (mmget_not_zero(place->mm))
-				mm = place->mm;
-			break;
+	while ((place = nvg_unsynced(file))) {
+		if (mmget_not_zero(place->mm)) {
+			mmap_read_lock(place->mm);
+			mmap_read_unlock(place->mm);
+			mmput(place->mm);
 		}
+		nvg_pretouch_stop(&place->pretouch);
+		kref_put(&place->ref, nvg_placement_free);
+	}
+}
+
+/* A placement whose UNMAP is not sent yet, with a reference, or NULL. */
+static struct nvg_placement *nvg_placed(struct nvg_file *file)
+{
+	struct nvg_placement *place;
+
+	spin_lock(&file->lock);
+	list_for_each_entry(place, &file->placements, node) {
+		if (!place->unmap)
+			continue;
+		kref_get(&place->ref);
 		spin_unlock(&file->lock);
-		if (mm) {
-			mmap_read_lock(mm);
-			mmap_read_unlock(mm);
-			mmput(mm);
-		}
-	} while (found);
+		return place;
+	}
+	spin_unlock(&file->lock);
+	return NULL;
 }
 
 /**
@@ -113,25 +151,15 @@ static void nvg_file_sync(struct nvg_file *file)
  */
 void nvg_file_zap(struct nvg_file *file)
 {
-	struct nvg_request *unmap;
 	struct nvg_placement *place;
 
 	nvg_file_sync(file);
 	unmap_mapping_range(&file->mapping, 0, 0, 1);
 
-	do {
-		unmap = NULL;
-		spin_lock(&file->lock);
-		list_for_each_entry(place, &file->placements, node) {
-			unmap = place->unmap;
-			place->unmap = NULL;
-			if (unmap)
-				break;
-		}
-		spin_unlock(&file->lock);
-		if (unmap)
-			nvg_post(&file->dev->queues[NVG_QUEUE_CONTROL], unmap);
-	} while (unmap);
+	while ((place = nvg_placed(file))) {
+		nvg_placement_unmap(place);
+		kref_put(&place->ref, nvg_placement_free);
+	}
 }
 
 static void nvg_fill_unmap(struct nvg_request *unmap, struct nvg_file *file,
@@ -214,10 +242,11 @@ static bool nvg_map_sound(const struct nvg_device *dev,
 }
 
 static int nvg_map_pages(struct vm_area_struct *vma,
-			 const struct nvg_device *dev,
+			 struct nvg_placement *place,
 			 const struct nvg_map_resp *resp)
 {
-	u64 base = dev->window_base + le64_to_cpu(resp->window_offset);
+	u64 base = place->file->dev->window_base +
+		   le64_to_cpu(resp->window_offset);
 	bool read_only = resp->flags & NVG_MAP_READ_ONLY;
 	int ret;
 
@@ -234,6 +263,9 @@ static int nvg_map_pages(struct vm_area_struct *vma,
 				 vma->vm_page_prot);
 	if (ret)
 		nvg_undo_remap(vma);
+	else if (resp->cache == NVG_CACHE_WC)
+		nvg_pretouch_start(&place->pretouch, base,
+				   vma->vm_end - vma->vm_start);
 	return ret;
 }
 
@@ -258,8 +290,10 @@ int nvg_mmap(struct file *filp, struct vm_area_struct *vma)
 		return ret;
 	}
 
+	kref_init(&place->ref);
 	refcount_set(&place->vmas, 1);
 	place->file = file;
+	nvg_pretouch_prepare(&place->pretouch, file);
 	place->mm = current->mm;
 	mmgrab(place->mm);
 	spin_lock(&file->lock);
@@ -271,7 +305,7 @@ int nvg_mmap(struct file *filp, struct vm_area_struct *vma)
 	else if (!nvg_map_sound(file->dev, &resp, vma->vm_end - vma->vm_start))
 		ret = -EPROTO;
 	else
-		ret = nvg_map_pages(vma, file->dev, &resp);
+		ret = nvg_map_pages(vma, place, &resp);
 	if (ret) {
 		nvg_placement_put(place);
 		return ret;

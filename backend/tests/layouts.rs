@@ -4,7 +4,7 @@ use nvguest_abi::store::Store;
 
 /// What `worker/` and `marshal/{register,control}.rs` read and write: escape, field as NVIDIA
 /// names it, offset, bytes.
-const READ: [(&str, &str, u32, u32); 70] = [
+const READ: [(&str, &str, u32, u32); 79] = [
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
@@ -75,6 +75,15 @@ const READ: [(&str, &str, u32, u32); 70] = [
     ("NV_ESC_RM_CONTROL", "params", 0x10, 8),
     ("NV_ESC_RM_CONTROL", "paramsSize", 0x18, 4),
     ("NV_ESC_RM_CONTROL", "status", 0x1c, 4),
+    ("NV_ESC_RM_ALLOC_MEMORY", "params.flags", 0x10, 4),
+    ("NV_ESC_RM_MAP_MEMORY_DMA", "hClient", 0, 4),
+    ("NV_ESC_RM_MAP_MEMORY_DMA", "hMemory", 0xc, 4),
+    ("NV_ESC_RM_MAP_MEMORY_DMA", "flags", 0x20, 4),
+    ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "hObjectParent", 0, 4),
+    ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "hObjectNew", 8, 4),
+    ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "flags", 0x10, 4),
+    ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "hMemory", 0x18, 4),
+    ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.attr2", 0x88, 4),
 ];
 
 #[test]

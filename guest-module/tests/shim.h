@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* The little of the kernel that schema.c needs, for user space. */
+/* The little of the kernel that our logic needs, for user space. */
 #ifndef NVG_SHIM_H
 #define NVG_SHIM_H
 
@@ -19,10 +19,17 @@ typedef uint64_t u64;
 typedef int32_t s32;
 typedef int64_t s64;
 
+#define __iomem
 #define U32_MAX			UINT32_MAX
+#define U64_MAX			UINT64_MAX
 #define ARRAY_SIZE(a)		(sizeof(a) / sizeof(*(a)))
 #define ALIGN(x, to)		align_up(x, to)
 #define min_t(type, a, b)	((type)min_u32(a, b))
+#define min(a, b) ({				\
+	__typeof__(a) _a = (a);			\
+	__typeof__(b) _b = (b);			\
+	_a < _b ? _a : _b;			\
+})
 
 #define le16_to_cpu(x)		le16toh(x)
 #define le32_to_cpu(x)		le32toh(x)

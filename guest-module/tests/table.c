@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* What the interpreter gathers and refuses, case by case. */
-#include <stdio.h>
+#include "check.h"
 #include "memory.h"
 
 #define NONE	NVG_NO_OFFSET
 #define IN	NVG_RULE_IN
 #define OUT	NVG_RULE_OUT
 #define CTL	(1u << NVG_FILE_CTL)
-
-static int failures;
-
-#define CHECK(cond) do {						\
-	if (!(cond)) {							\
-		printf("%s:%d: %s\n", __func__, __LINE__, #cond);	\
-		failures++;						\
-	}								\
-} while (0)
 
 /* A schema for tests. Little-endian hosts only, as these tests are. */
 static struct {
@@ -446,6 +437,5 @@ int main(void)
 	an_unsound_schema_is_refused();
 	noise_never_leaves_the_buffers();
 	free(c.g.buf);
-	printf(failures ? "%d failed\n" : "schema: all passed\n", failures);
-	return !!failures;
+	return verdict("schema");
 }

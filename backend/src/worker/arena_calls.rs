@@ -154,7 +154,7 @@ impl Session {
     fn allocate(&self, arena: &Arena, file: &GuestFile, wanted: &Wanted) -> Option<u32> {
         let (memory, extent) = arena.allocate(&*self.host, file.host(), wanted)?;
         let Registration { client, parent, .. } = wanted.registration;
-        lock(&self.objects).made(client, memory, parent, Holds::Nothing);
+        lock(&self.objects).made(client, memory, parent, Holds::System);
         // Only now: what is not known to be there is swept.
         arena.own(client, memory, extent);
         Some(memory)

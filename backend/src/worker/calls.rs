@@ -7,6 +7,7 @@ use nvguest_abi::compiled::{Compiled, Verdict};
 use nvguest_abi::rules::{read_uint, NO_OFFSET};
 use nvguest_abi::{status, FileKind};
 
+use super::coherency::{self, holds_system};
 use super::mapping::{Armed, PAGE};
 use super::objects::Holds;
 use super::serve::Bench;
@@ -30,7 +31,7 @@ use crate::wire::Cache;
 pub mod escape {
     /// `NV_ESC_RM_CONTROL`: client 0, command 8.
     pub const CONTROL: u32 = 0x2a;
-    /// `NV_ESC_RM_ALLOC_MEMORY`: root 0, parent 4, object 8, status 0x28, fd 0x30.
+    /// `NV_ESC_RM_ALLOC_MEMORY`: root 0, parent 4, object 8, flags 0x10, status 0x28, fd 0x30.
     pub const ALLOC_MEMORY: u32 = 0x27;
     /// `NV_ESC_RM_ALLOC_OBJECT`: root 0, parent 4, object 8, class 0xc.
     pub const ALLOC_OBJECT: u32 = 0x28;
@@ -50,8 +51,10 @@ pub mod escape {
     pub const UNMAP_MEMORY: u32 = 0x4f;
     /// `NV_ESC_RM_GET_EVENT_DATA`.
     pub const GET_EVENT_DATA: u32 = 0x52;
-    /// `NV_ESC_RM_ALLOC_CONTEXT_DMA2`: root 0, object 8.
+    /// `NV_ESC_RM_ALLOC_CONTEXT_DMA2`: root 0, object 8, flags 0x10, memory 0x18.
     pub const ALLOC_CONTEXT_DMA2: u32 = 0x54;
+    /// `NV_ESC_RM_MAP_MEMORY_DMA`: client 0, memory 0xc, flags 0x20.
+    pub const MAP_MEMORY_DMA: u32 = 0x57;
     /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: client 0, memory 8, old 0x10, new 0x18.
     pub const UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
     /// `NV_ESC_SYS_PARAMS`: memory block size 0.
@@ -131,7 +134,9 @@ impl Session {
             }
         };
         let asked_slice = self.put_slice(&mut prepared);
+        let asked_bits = self.put_coherent(&mut prepared);
         let result = prepared.execute(&*self.host, file.host());
+        coherency::put_back(&mut prepared, asked_bits);
         if prepared.nr() == escape::SHARE && self.sharing(call.argument) == Sharing::WithUser {
             sharing::set_type(prepared.argument_mut(), false);
         }
@@ -291,7 +296,11 @@ impl Session {
     ) {
         let done = prepared.argument();
         let (root, parent, object) = (u32_at(done, 0), u32_at(done, 4), u32_at(done, 8));
-        let holds = block.map_or_else(|| holds_time(prepared), Holds::Video);
+        let holds = match block {
+            Some(block) => Holds::Video(block),
+            None if holds_system(prepared) => Holds::System,
+            None => holds_time(prepared),
+        };
         let mut objects = lock(&self.objects);
         match prepared.nr() {
             escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(asked, 0xc, 4).unwrap_or(9)) => {
@@ -407,8 +416,8 @@ pub(super) fn armed(target: &GuestFile, owner: Arc<GuestFile>, done: &[u8]) -> A
 /// `NVOS33_FLAGS_CACHING_TYPE` as RM answers it, bits 25:23 (`nvos.h`).
 fn cache(kind: FileKind, flags: u32) -> Cache {
     match (flags >> 23 & 7, kind) {
-        // A default of system memory is write-back: KVM would make it so, and it is snooped.
-        (0 | 5, _) | (6, FileKind::Ctl) => Cache::WriteBack,
+        // The driver maps system memory as it was allocated, whatever is asked of the map.
+        (_, FileKind::Ctl) | (0 | 5, _) => Cache::WriteBack,
         (2, _) => Cache::WriteCombine,
         // Uncached, weakly ordered, and a device's default: registers.
         _ => Cache::Uncached,
@@ -422,4 +431,24 @@ fn memory_block_size() -> u64 {
         .ok()
         .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
         .unwrap_or(128 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_memory_is_mapped_write_back_and_registers_uncached() {
+        for caching in 0..8 {
+            assert_eq!(cache(FileKind::Ctl, caching << 23), Cache::WriteBack, "{caching}");
+        }
+        for (caching, expected) in [
+            (1, Cache::Uncached),
+            (2, Cache::WriteCombine),
+            (3, Cache::Uncached),
+            (6, Cache::Uncached),
+        ] {
+            assert_eq!(cache(FileKind::Gpu, caching << 23), expected, "{caching}");
+        }
+    }
 }

@@ -69,7 +69,8 @@ impl Session {
         let kept = named.exported();
         let holds = match &kept {
             Some(Kept::Video(block)) => Holds::Video(Arc::clone(block)),
-            _ => Holds::Nothing,
+            // Of the arena, or RM's own: the card's would be known.
+            _ => Holds::System,
         };
         lock(&self.objects).made(client, object, parent, holds);
         let Some(arena) = &self.arena else { return };

@@ -6,6 +6,7 @@
 //! - [`session`]: its files, and the requests that open, close and wait
 //! - [`calls`]: the requests that reach the driver
 //! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
+//! - [`coherency`]: system memory is write-back, and the card snoops
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed, and what it holds
 //! - [`exports`]: objects that go to a file and come back
@@ -19,6 +20,7 @@
 pub mod arena;
 pub mod arena_calls;
 pub mod calls;
+pub mod coherency;
 pub mod exports;
 pub mod mapping;
 pub mod objects;

@@ -15,7 +15,7 @@ use super::video::Block;
 /// Deeper than any chain of parents that RM makes.
 const MAX_DEPTH: usize = 32;
 
-/// What an object has of the guest's budgets.
+/// What an object has of the guest's budgets, or must be known for.
 #[derive(Clone, Debug, Default)]
 pub enum Holds {
     /// Neither memory nor time.
@@ -23,6 +23,8 @@ pub enum Holds {
     Nothing,
     /// Memory of the card, together with its duplicates.
     Video(Arc<Block>),
+    /// System memory, which is nobody's budget: the card snoops it.
+    System,
     /// A channel group's time.
     Time(Group),
 }

@@ -69,9 +69,11 @@ fn many_system_allocations_cost_one_placement() {
 fn what_is_not_established_is_memory_of_rms_own() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    // One page, for semaphore surfaces; NVOS32_ATTR_PHYSICALITY_CONTIGUOUS.
-    for (attr, size) in [(1 << 29, 4096), (1 << 29 | 2 << 27, SIZE)] {
+    // One page, for semaphore surfaces; NVOS32_ATTR_PHYSICALITY_CONTIGUOUS. Write-combined memory
+    // is write-back to RM; the program is answered what it asked for.
+    for (attr, size) in [(1 << 29, 4096), (2 << 29, 4096), (1 << 29 | 2 << 27, SIZE)] {
         let heap = client.heap(attr, size).unwrap();
+        assert_eq!(heap.attr >> 29, attr >> 29);
         let mapped = client.map(Where::System, heap.memory, size).unwrap();
         assert_eq!(taken(&pair), (1, 0, 0), "{attr:#x} {size}");
         mapped.close().unwrap();

@@ -53,6 +53,9 @@ struct Options {
     /// Touches each of N mappings the moment it is told of it
     #[arg(long, value_name = "N")]
     map_race: Option<u64>,
+    /// Maps video memory and unmaps it at once, N times
+    #[arg(long, value_name = "N")]
+    map_drop: Option<u64>,
     /// Keeps video memory mapped, and looks at it at each line of standard input
     #[arg(long, value_name = "SECONDS")]
     hold: Option<u64>,
@@ -65,7 +68,7 @@ struct Options {
     /// Keeps video memory mapped and sleeps in a poll, until its files are lost
     #[arg(long, value_name = "SECONDS")]
     watch: Option<u64>,
-    /// How much --hold, --stale and --watch keep
+    /// How much --hold, --stale and --watch keep, and --map-drop maps
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
     /// Allocates video memory, so much at a time, until there is no more
@@ -131,6 +134,9 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     }
     if let Some(count) = options.map_race {
         modes.push(("map-race", Box::new(move || modes::map_race(card, count))));
+    }
+    if let Some(count) = options.map_drop {
+        modes.push(("map-drop", Box::new(move || modes::map_drop(card, count, options.size))));
     }
     if let Some(ms) = options.block {
         modes.push(("block", Box::new(move || modes::block(card, Duration::from_millis(ms)))));

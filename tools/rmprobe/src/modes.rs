@@ -69,6 +69,18 @@ pub fn map_race(card: &Card, count: u64) -> Result<String> {
     }
 }
 
+/// Maps `mib` of video memory and unmaps it at once, `count` times: whatever begins with a
+/// mapping must end with it.
+pub fn map_drop(card: &Card, count: u64, mib: u64) -> Result<String> {
+    let session = Session::open(card)?;
+    let memory = session.memory(Place::Video, mib << 20)?;
+    for _ in 0..count {
+        let mapped = session.map(Place::Video, memory, mib << 20)?;
+        session.unmap(memory, mapped)?;
+    }
+    Ok(format!("{count} maps of {mib} MiB"))
+}
+
 /// Keeps `mib` of video memory, mapped and filled, and tells at each line of standard input
 /// whether it still holds what was written. Ends after `time`.
 pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {

@@ -98,6 +98,9 @@ pub fn held(guest: &Guest) -> Held {
 pub fn held_at_rest(guest: &Guest) -> Held {
     let backend = guest.backend_pid().unwrap();
     await_until("workers of processes that are gone end", || workers(backend).is_empty());
+    // The broker hears of an end a moment after the kernel.
+    let clients = || guest.status().unwrap()["shares"]["clients"]["held"].as_u64();
+    await_until("what they held goes back", || clients() == Some(0));
     held(guest)
 }
 
