@@ -3,8 +3,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -15,18 +15,18 @@ use crate::hostile::Setup;
 /// A broker and its admin socket.
 struct Admin {
     setup: Setup,
-    path: PathBuf,
+    address: SocketAddr,
 }
 
 impl Admin {
     fn start() -> Self {
+        // In no folder: it goes with this process, however that ends.
         let name = format!("nvguest-fuzz-admin.{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let _ = std::fs::remove_file(&path);
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
         let setup = Setup::start("processes=0");
-        let listener = UnixListener::bind(&path).expect("a socket");
+        let listener = UnixListener::bind_addr(&address).expect("a socket");
         admin::start(&setup.broker, listener).expect("a thread");
-        Self { setup, path }
+        Self { setup, address }
     }
 }
 
@@ -35,7 +35,7 @@ pub fn run(data: &[u8]) {
     static ADMIN: OnceLock<Admin> = OnceLock::new();
     let admin = ADMIN.get_or_init(Admin::start);
     let before = admin.setup.broker.limits.now();
-    let mut client = UnixStream::connect(&admin.path).expect("the socket");
+    let mut client = UnixStream::connect_addr(&admin.address).expect("the socket");
     client.write_all(data).expect("room in the socket");
     client.shutdown(Shutdown::Write).expect("a stream");
     let mut reply = String::new();
