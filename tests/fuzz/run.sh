@@ -18,13 +18,14 @@ export ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0
 export LD_LIBRARY_PATH=$here/lib NVGUEST_GATHER=$here/gather
 
 # One process of a target until the time is up: one that fails leaves its input, and is
-# followed by another.
+# followed by another. Limits are of the clock, and a processor that others use makes
+# seconds of nothing: only who hangs reaches a minute.
 one() {
   local target=$1 log="$out/log/$1.$2" end=$((SECONDS + seconds)) left
   : > "$log"
   while left=$((end - SECONDS)); [ $left -gt 0 ]; do
     FUZZ_TARGET=$target "$here/fuzz" -max_total_time=$left -artifact_prefix="$out/failed/$target/" \
-      -max_len=8192 -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+      -max_len=8192 -timeout=60 -report_slow_units=60 -rss_limit_mb=4096 -print_final_stats=1 \
       "$out/found/$target" "$here/corpus/$target" >> "$log" 2>&1 && break
     sleep 1
   done

@@ -6,6 +6,7 @@
 //! - `test`     runs every check and every test, guest boots included
 //! - `security` writes the table of attacks in SECURITY.md
 //! - `fuzz`     runs the fuzz targets
+//! - `miri`     interprets tests of `unsafe` code
 //! - `bundle`   packs all of it into a folder that runs elsewhere
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ mod demo;
 #[cfg(test)]
 mod dependencies;
 mod fuzz;
+mod miri;
 mod prepare;
 mod security;
 mod test;
@@ -52,6 +54,8 @@ enum Action {
     Test(test::TestArgs),
     /// Run the fuzz targets: every parser of untrusted bytes
     Fuzz(fuzz::FuzzArgs),
+    /// Run tests of `unsafe` code under Miri, which needs a nightly compiler
+    Miri,
     /// Boot guests and run a command in each
     Guest(Box<GuestArgs>),
     /// Pack QEMU, a kernel and our binaries into a folder that runs on another machine
@@ -84,6 +88,7 @@ fn act(cli: &Cli) -> Result<ExitCode> {
         Action::Demo => demo::demo(&assets(false)?),
         Action::Test(args) => test::test(args, || assets(false)),
         Action::Fuzz(args) => fuzz::fuzz(args),
+        Action::Miri => miri::miri(),
         Action::Guest(args) => guest(&assets(args.json)?, args),
         Action::Bundle(args) => bundle::bundle(&assets(false)?, args),
         Action::Security => security::write(),

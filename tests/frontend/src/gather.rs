@@ -363,3 +363,62 @@ fn file_of(rule: &Rule, value: u64, names: &dyn Names) -> Result<u32, Errno> {
         found => found,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    const CMD: u32 = RM_IOCTL | 8 << 16 | 7;
+
+    /// [`CMD`] of nvidiactl: a pointer to 12 bytes that are read and written.
+    fn rules() -> Rules {
+        let rule = Rule {
+            op: OP_BUFFER,
+            flags: rule_flags::IN | rule_flags::OUT,
+            count_off: NO_OFFSET.into(),
+            add: 12.into(),
+            max: 4096.into(),
+            ..Rule::new_zeroed()
+        };
+        let ioctl = Ioctl {
+            kind: FileKind::Ctl as u8,
+            flags: ioctl_flags::BY_NR,
+            select: NO_OFFSET.into(),
+            nr: 7.into(),
+            size: 8.into(),
+            nrules: 1.into(),
+            ..Ioctl::new_zeroed()
+        };
+        Rules { ioctls: vec![ioctl], cases: Vec::new(), rules: vec![rule] }
+    }
+
+    #[test]
+    fn a_buffer_is_read_where_its_pointer_leads_and_the_reply_is_written_there() {
+        let mut buffer = [7_u8; 12];
+        let mut argument = (buffer.as_mut_ptr().expose_provenance() as u64).to_le_bytes();
+        let pointer = argument;
+        let at = argument.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: both addresses are of arrays that outlive the call.
+        let caller = unsafe { Ourselves::vouched_for() };
+        let call = Call::gather(caller, &rules(), (FileKind::Ctl, CMD), at, &ByHandle).unwrap();
+        let mut request = Bytes::default();
+        call.write(&mut request);
+        assert!(request.as_slice().ends_with(&[7, 7, 7, 7, 0, 0, 0, 0]));
+
+        let head = IoctlResp { ret: 5.into(), arg_len: 8.into() };
+        let reply = [head.as_bytes(), &pointer, &[9; 16]].concat();
+        assert_eq!(reply.len(), call.reply_len());
+        assert_eq!(call.finish(&reply, false), Ok(5));
+        assert_eq!((buffer, argument), ([9; 12], pointer));
+    }
+
+    #[test]
+    fn nothing_is_read_at_null() {
+        // SAFETY: the only address is null.
+        let caller = unsafe { Ourselves::vouched_for() };
+        let call = Call::gather(caller, &rules(), (FileKind::Ctl, CMD), 0, &ByHandle);
+        assert_eq!(call.err(), Some(libc::EFAULT));
+    }
+}

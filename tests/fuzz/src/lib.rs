@@ -19,10 +19,14 @@
 //! - [`page`]: what it left behind
 //! - [`window`]: in which order it, and its guest, let go
 //!
+//! Of an admin:
+//! - [`admin`]: what is asked and set
+//!
 //! Of a broker:
 //! - [`schema`]: gather rules, and the blob they come in
 //! - [`start`]: what it tells a worker first
 
+pub mod admin;
 pub mod broker;
 pub mod chain;
 pub mod hostile;
@@ -49,7 +53,8 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
+    Target { name: "admin", run: admin::run },
     Target { name: "broker", run: broker::run },
     Target { name: "chain", run: chain::run },
     Target { name: "interpreters", run: interpreters::run },

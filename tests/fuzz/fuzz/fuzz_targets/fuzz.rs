@@ -1,4 +1,4 @@
-//! Every target in one program: twelve would each be linked, and instrumented code is large.
+//! Every target in one program: a dozen would each be linked, and instrumented code is large.
 #![no_main]
 
 use std::sync::OnceLock;
