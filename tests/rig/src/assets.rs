@@ -5,6 +5,7 @@
 //! ```text
 //! qemu/root/               an unpacked QEMU with its own loader and libraries
 //! kernels/6.12/vmlinux     a kernel, ready to start without decompression
+//! kernels/6.12/vmlinuz     the default kernel as boot loaders start it
 //! kernels/6.12/release     its release
 //! kernels/6.12/image       the guests' image for it (an initial RAM disk)
 //! bin/                     the backend and the tools, statically linked

@@ -11,6 +11,8 @@ pub struct Machine<'a> {
     pub assets: &'a Assets,
     pub accel: Accel,
     pub kernel: &'a str,
+    /// The firmware starts the kernel, and not QEMU.
+    pub is_bootloaded: bool,
     pub cpus: u32,
     pub memory_mib: u32,
     /// Holds the sockets `agent`, `backend` and `qmp` and the file `console`.
@@ -37,7 +39,8 @@ impl Machine<'_> {
         add(&["-smp", &self.cpus.to_string(), "-m", &format!("{memory}M")]);
         add(&["-object", &format!("memory-backend-memfd,id=mem,size={memory}M,share=on")]);
         add(&["-M", "q35,memory-backend=mem,usb=off,sata=off,smbus=off,vmport=off"]);
-        add(&["-kernel", &kernel.join("vmlinux").to_string_lossy()]);
+        let file_of_kernel = if self.is_bootloaded { "vmlinuz" } else { "vmlinux" };
+        add(&["-kernel", &kernel.join(file_of_kernel).to_string_lossy()]);
         add(&["-initrd", &kernel.join("image").to_string_lossy()]);
         add(&["-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic"]);
         add(&["-chardev", &format!("file,id=console,path={}", file("console"))]);
@@ -45,7 +48,7 @@ impl Machine<'_> {
         add(&["-qmp", &format!("unix:{},server=on,wait=off", file("qmp"))]);
         add(&["-chardev", &format!("socket,id=agent,path={}", file("agent"))]);
         add(&["-device", "virtio-serial-pci,max_ports=2"]);
-        add(&["-device", &format!("virtserialport,chardev=agent,name={PORT}")]);
+        add(&["-device", &format!("virtserialport,id=agent,chardev=agent,name={PORT}")]);
         for (folder, tag) in self.shares {
             let folder = folder.replace(',', ",,");
             add(&[

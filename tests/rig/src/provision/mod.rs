@@ -39,9 +39,10 @@ const SUITES: [&str; 3] = ["bookworm", "trixie", "trixie-backports"];
 type Make = fn(&Folder, &Archive) -> Result<()>;
 
 /// Part, what it brings, and how it is made.
-const PARTS: [(&str, &str, Make); 4] = [
+const PARTS: [(&str, &str, Make); 5] = [
     ("qemu", "QEMU 11.1 with its libraries (40 MB)", qemu::make),
     ("kernels", "Linux 6.1, 6.12 and 7.x with modules (300 MB)", kernels::make),
+    ("vmlinuz", "Linux 6.12 as boot loaders start it (110 MB)", kernels::keep_compressed),
     ("builder", "kernel headers, gcc and make, to build the guest module (130 MB)", builder::make),
     ("userland", "busybox, the C library and the Vulkan loader for guests (7 MB)", userland::make),
 ];
