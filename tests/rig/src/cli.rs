@@ -67,6 +67,10 @@ pub struct GuestArgs {
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     pub backend_arg: Vec<String>,
 
+    /// Put the card behind a root port, where its backend can be replaced
+    #[arg(long)]
+    pub hotpluggable: bool,
+
     /// Keep logs (console, QEMU, backend, dmesg) in this folder
     #[arg(long, value_name = "FOLDER")]
     pub logs: Option<PathBuf>,
@@ -116,6 +120,7 @@ impl GuestArgs {
             env: Vec::new(),
             module_params: String::new(),
             backend_arg: Vec::new(),
+            hotpluggable: false,
             logs: None,
             json: false,
         }
@@ -130,6 +135,9 @@ impl GuestArgs {
             .memory_mib(self.memory)
             .module_params(&self.module_params)
             .backend_args(self.backend_arg.iter().cloned());
+        if self.hotpluggable {
+            builder = builder.hotpluggable();
+        }
         if let Some(host) = self.host.host() {
             if host == Host::Nvidia && !nvidia::has_card() {
                 bail!("this machine has no /dev/nvidiactl; load NVIDIA's driver or use --host sim");
