@@ -5,8 +5,10 @@
 //! ```text
 //! qemu/root/               an unpacked QEMU with its own loader and libraries
 //! kernels/6.12/vmlinux     a kernel, ready to start without decompression
+//! kernels/6.12/vmlinuz     the default kernel as boot loaders start it
 //! kernels/6.12/release     its release
 //! kernels/6.12/image       the guests' image for it (an initial RAM disk)
+//! systemd/root/            a tree whose first process can be systemd
 //! bin/                     the backend and the tools, statically linked
 //! nvidia/                  copies of the host's NVIDIA libraries, where needed
 //! accel                    whether KVM can run a guest on this boot
@@ -73,6 +75,11 @@ impl Assets {
     /// The tree that QEMU is unpacked in.
     pub fn qemu_root(&self) -> PathBuf {
         self.root.join("qemu/root")
+    }
+
+    /// The tree whose first process can be systemd.
+    pub fn systemd_root(&self) -> PathBuf {
+        self.root.join("systemd/root")
     }
 
     fn qemu_binary(&self) -> PathBuf {

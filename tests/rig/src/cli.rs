@@ -71,6 +71,10 @@ pub struct GuestArgs {
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     pub backend_arg: Vec<String>,
 
+    /// Put the card behind a root port, where its backend can be replaced
+    #[arg(long)]
+    pub hotpluggable: bool,
+
     /// Keep logs (console, QEMU, backend, dmesg) in this folder
     #[arg(long, value_name = "FOLDER")]
     pub logs: Option<PathBuf>,
@@ -121,6 +125,7 @@ impl GuestArgs {
             append: String::new(),
             module_params: String::new(),
             backend_arg: Vec::new(),
+            hotpluggable: false,
             logs: None,
             json: false,
         }
@@ -136,6 +141,9 @@ impl GuestArgs {
             .append(&self.append)
             .module_params(&self.module_params)
             .backend_args(self.backend_arg.iter().cloned());
+        if self.hotpluggable {
+            builder = builder.hotpluggable();
+        }
         if let Some(host) = self.host.host() {
             if host == Host::Nvidia && !nvidia::has_card() {
                 bail!("this machine has no /dev/nvidiactl; load NVIDIA's driver or use --host sim");

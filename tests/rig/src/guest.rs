@@ -1,14 +1,16 @@
 //! One guest: commands, files, signals, its kernel's log.
 
 use std::fmt;
+use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use nix::sys::signal::Signal;
+use serde_json::json;
 
 use crate::channel::{Channel, Event};
 use crate::process::Daemon;
@@ -28,6 +30,8 @@ pub struct Guest {
     pub(crate) channel: Channel,
     pub(crate) ready: Ready,
     pub(crate) setup: proto::Setup,
+    /// The folder of its kernel and image.
+    pub(crate) kernel: PathBuf,
     pub(crate) folder: PathBuf,
     pub(crate) qemu: Daemon,
     pub(crate) backend: Option<Daemon>,
@@ -114,13 +118,50 @@ impl Guest {
     /// Waits until what `cause` does has reset the machine, and the guest is up and set up again.
     pub fn reboot_by(&self, cause: impl FnOnce(&mut Qmp) -> Result<()>) -> Result<Ready> {
         let mut qmp = self.qmp()?;
-        qmp.execute("set-action", serde_json::json!({"reboot": "reset", "panic": "none"}))?;
+        qmp.execute("set-action", json!({"reboot": "reset", "panic": "none"}))?;
         cause(&mut qmp)?;
         qmp.event("RESET")?;
+        self.set_up_again()
+    }
+
+    /// Has the guest's kernel start the same kernel anew, past firmware and reset, and waits until
+    /// the guest is set up again.
+    pub fn kexec(&self) -> Result<Ready> {
+        for name in ["vmlinuz", "image"] {
+            let path = self.kernel.join(name);
+            let data = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+            self.write(&format!("/tmp/{name}"), 0o600, &data)?;
+        }
+        let mut qmp = self.qmp()?;
+        let started = self.command(["/init", "kexec", "/tmp/vmlinuz", "/tmp/image"]).spawn()?;
+        // Its port is closed when the old kernel leaves its devices, or the new one resets them.
+        qmp.event("VSERPORT_CHANGE")?;
+        drop(started);
+        self.set_up_again()
+    }
+
+    fn set_up_again(&self) -> Result<Ready> {
         let ready = self.channel.set_up(self.setup.clone(), REBOOT)?;
         match ready.problems.first() {
             Some(problem) => bail!("{problem}"),
             None => Ok(ready),
+        }
+    }
+
+    /// Has the guest sleep in a state of `/sys/power/state`, wakes it after `meanwhile`, and says
+    /// how long that took.
+    pub fn sleep(&self, state: &str, meanwhile: impl FnOnce()) -> Result<Duration> {
+        let mut qmp = self.qmp()?;
+        let asleep = self.command(["sh", "-c", &format!("echo {state} > /sys/power/state")]);
+        let asleep = asleep.spawn()?;
+        qmp.event("SUSPEND")?;
+        meanwhile();
+        let begin = Instant::now();
+        qmp.execute("system_wakeup", json!({}))?;
+        let output = asleep.wait()?;
+        match output.success() {
+            true => Ok(begin.elapsed()),
+            false => bail!("{output}"),
         }
     }
 

@@ -11,6 +11,8 @@ pub struct Machine<'a> {
     pub assets: &'a Assets,
     pub accel: Accel,
     pub kernel: &'a str,
+    /// The firmware starts the kernel, and not QEMU.
+    pub is_bootloaded: bool,
     pub cpus: u32,
     pub memory_mib: u32,
     /// More words for the kernel's command line.
@@ -39,7 +41,8 @@ impl Machine<'_> {
         add(&["-smp", &self.cpus.to_string(), "-m", &format!("{memory}M")]);
         add(&["-object", &format!("memory-backend-memfd,id=mem,size={memory}M,share=on")]);
         add(&["-M", "q35,memory-backend=mem,usb=off,sata=off,smbus=off,vmport=off"]);
-        add(&["-kernel", &kernel.join("vmlinux").to_string_lossy()]);
+        let file_of_kernel = if self.is_bootloaded { "vmlinuz" } else { "vmlinux" };
+        add(&["-kernel", &kernel.join(file_of_kernel).to_string_lossy()]);
         add(&["-initrd", &kernel.join("image").to_string_lossy()]);
         let words = format!("console=ttyS0 loglevel=4 panic=-1 oops=panic {}", self.append);
         add(&["-append", words.trim_end()]);
@@ -48,7 +51,7 @@ impl Machine<'_> {
         add(&["-qmp", &format!("unix:{},server=on,wait=off", file("qmp"))]);
         add(&["-chardev", &format!("socket,id=agent,path={}", file("agent"))]);
         add(&["-device", "virtio-serial-pci,max_ports=2"]);
-        add(&["-device", &format!("virtserialport,chardev=agent,name={PORT}")]);
+        add(&["-device", &format!("virtserialport,id=agent,chardev=agent,name={PORT}")]);
         for (folder, tag) in self.shares {
             let folder = folder.replace(',', ",,");
             add(&[

@@ -61,6 +61,7 @@ pub struct Builder {
     guests: usize,
     host: Option<Host>,
     hotpluggable: bool,
+    bootloaded: bool,
     accel: Option<Accel>,
     cpus: u32,
     memory_mib: u32,
@@ -92,6 +93,7 @@ impl Rig {
             guests: 1,
             host: None,
             hotpluggable: false,
+            bootloaded: false,
             accel: None,
             cpus: 2,
             memory_mib: 2048,
@@ -183,6 +185,14 @@ impl Builder {
     /// Puts our device behind a PCIe root port, where it can be unplugged (as `nvdev`).
     pub fn hotpluggable(mut self) -> Self {
         self.hotpluggable = true;
+        self
+    }
+
+    /// Has the firmware start the kernel, as on real machines, which takes some seconds more.
+    /// Such a guest can sleep: QEMU writes a kernel that it started itself anew into the guest's
+    /// memory whenever it resets devices, and a wake-up does.
+    pub fn bootloaded(mut self) -> Self {
+        self.bootloaded = true;
         self
     }
 
@@ -342,6 +352,7 @@ struct Starting {
     qemu: Daemon,
     backend: Option<Daemon>,
     listener: UnixListener,
+    kernel: PathBuf,
     folder: PathBuf,
     serial: PathBuf,
     since: Instant,
@@ -366,6 +377,7 @@ impl Seed<'_> {
             assets: self.assets,
             accel: self.accel,
             kernel: &self.wish.kernel,
+            is_bootloaded: self.wish.bootloaded,
             cpus: self.wish.cpus,
             memory_mib: self.wish.memory_mib,
             append: &self.wish.append,
@@ -378,7 +390,8 @@ impl Seed<'_> {
         let since = Instant::now();
         let qemu = Daemon::start("QEMU", &machine.command(), &folder.join("qemu.log"))?;
         let serial = folder.join("console");
-        Ok(Starting { name, qemu, backend, listener, folder, serial, since })
+        let kernel = self.assets.kernel(&self.wish.kernel);
+        Ok(Starting { name, qemu, backend, listener, kernel, folder, serial, since })
     }
 
     fn start_backend(&self, name: &str, folder: &Path, host: Host) -> Result<Daemon> {
@@ -434,6 +447,7 @@ impl Starting {
         match outcome {
             Ok((channel, ready)) => Ok(Guest {
                 setup: wish.setup(&self.name, self.backend.is_some()),
+                kernel: self.kernel,
                 folder: self.folder,
                 name: self.name,
                 channel,

@@ -28,13 +28,14 @@ fn watch(guest: &Guest) -> Process<'_> {
 #[test]
 #[ignore = "boots guests: run `cargo xtask test`"]
 fn programs_get_clear_errors_when_the_device_goes_and_it_works_when_it_is_back() {
-    let rig = Rig::builder().hotpluggable().memory_mib(512).host(Host::Sim).boot().unwrap();
+    let rig =
+        Rig::builder().hotpluggable().bootloaded().memory_mib(512).host(Host::Sim).boot().unwrap();
     a_module_in_use_stays(rig.guest(0));
     a_driver_that_is_unbound_gives_all_back(rig.guest(0));
-    for (state, depth) in [("freeze", "platform"), ("mem", "core")] {
-        a_guest_sleeps_and_wakes(rig.guest(0), state, depth);
-    }
+    a_guest_idles_and_goes_on(rig.guest(0));
+    a_guest_sleeps_and_wakes(rig.guest(0));
     a_reset_machine_begins_anew(&rig);
+    a_kernel_starts_another(&rig);
     a_device_is_removed_and_found_again(rig.guest(0));
     a_device_is_unplugged(&rig);
 }
@@ -65,20 +66,51 @@ fn a_driver_that_is_unbound_gives_all_back(guest: &Guest) {
     works(guest);
 }
 
-/// Sleeps by the kernel's own test of sleeping: QEMU's firmware does not wake this kernel.
-fn a_guest_sleeps_and_wakes(guest: &Guest, state: &str, depth: &str) {
+/// By the kernel's own test of it: QEMU wakes only machines that it has seen fall asleep.
+fn a_guest_idles_and_goes_on(guest: &Guest) {
     let watcher = watch(guest);
     let begin = Instant::now();
     shell(
         guest,
-        &format!(
-            "echo 1 > /sys/module/suspend/parameters/pm_test_delay
-             echo {depth} > /sys/power/pm_test && echo {state} > /sys/power/state"
-        ),
+        "echo 1 > /sys/module/suspend/parameters/pm_test_delay
+         echo platform > /sys/power/pm_test && echo freeze > /sys/power/state
+         echo none > /sys/power/pm_test",
     );
-    row(&format!("a guest sleeps ({state}) and wakes"), &[("awake", begin.elapsed())]);
+    row("a guest sleeps (s2idle) and goes on", &[("awake", begin.elapsed())]);
+    works_with_new_files(guest, watcher);
+}
+
+fn a_guest_sleeps_and_wakes(guest: &Guest) {
+    held::held_at_rest(guest);
+    let before = held(guest);
+    let watcher = watch(guest);
+    let awake = guest.sleep("mem", || {
+        goes_back(guest, &before);
+    });
+    row("a guest sleeps (S3) and wakes", &[("awake after its wake-up", awake.unwrap())]);
+    works_with_new_files(guest, watcher);
+}
+
+fn works_with_new_files(guest: &Guest, watcher: Process<'_>) {
     let said = loses_its_files(watcher, "SIGBUS");
     assert!(said.contains("a new file: ok"), "{said}");
+    works(guest);
+}
+
+/// Programs run, with files and mappings, until the old kernel is no more.
+fn a_kernel_starts_another(rig: &Rig) {
+    let guest = rig.guest(0);
+    held::held_at_rest(guest);
+    let before = held(guest);
+    drop((watch(guest), held::hold(guest)));
+    assert!(held(guest) != before);
+    let begin = Instant::now();
+    guest.kexec().unwrap();
+    goes_back(guest, &before);
+    row(
+        "a kernel starts another (kexec, emulated)",
+        &[("up, and all of it back", begin.elapsed())],
+    );
     works(guest);
 }
 

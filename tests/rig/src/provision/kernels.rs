@@ -8,7 +8,7 @@ use anyhow::{bail, Context, Result};
 
 use super::archive::{unpack, Archive, Package};
 use super::Folder;
-use crate::assets::KERNELS;
+use crate::assets::{DEFAULT_KERNEL, KERNELS};
 use crate::process::capture;
 
 /// Modules that a guest loads, in order. What a kernel has built in, or does
@@ -63,9 +63,7 @@ fn make_one(folder: &Folder, archive: &Archive, series: &str, image: &Package) -
     }
     let files = walk(&tree)?;
     let place = folder.path(&format!("kernels/{series}"));
-    let compressed = files.iter().find(|it| it.to_string_lossy().contains("vmlinuz"));
-    let compressed = compressed.context("the package holds no vmlinuz")?;
-    write(&place.join("vmlinux"), &decompressed_kernel(compressed)?)?;
+    write(&place.join("vmlinux"), &decompressed_kernel(&compressed_kernel(&files)?)?)?;
     write(&place.join("release"), release.as_bytes())?;
     fs::create_dir_all(place.join("modules")).context("create the folder of modules")?;
     let mut order = String::new();
@@ -76,6 +74,30 @@ fn make_one(folder: &Folder, archive: &Archive, series: &str, image: &Package) -
     }
     write(&place.join("modules/order"), order.as_bytes())?;
     fs::remove_dir_all(&tree).context("remove the unpacked package")
+}
+
+/// The default kernel as its package has it, for guests that begin in firmware's hands or
+/// start it themselves.
+pub fn keep_compressed(folder: &Folder, archive: &Archive) -> Result<()> {
+    let place = folder.path(&format!("kernels/{DEFAULT_KERNEL}"));
+    let release = fs::read_to_string(place.join("release")).context("read a kernel's release")?;
+    let all = archive.versions(&format!("linux-image-{release}"))?;
+    let image = all.first().with_context(|| {
+        let old = folder.path("");
+        format!("the archive has no Linux {release} any more; remove {}", old.display())
+    })?;
+    let tree = folder.fresh(&format!("kernels/{DEFAULT_KERNEL}/tree"))?;
+    for package in archive.fetch(std::slice::from_ref(image))? {
+        unpack(&package, &tree)?;
+    }
+    let compressed = compressed_kernel(&walk(&tree)?)?;
+    fs::rename(&compressed, place.join("vmlinuz")).context("keep the kernel")?;
+    fs::remove_dir_all(&tree).context("remove the unpacked package")
+}
+
+fn compressed_kernel(files: &[PathBuf]) -> Result<PathBuf> {
+    let found = files.iter().find(|it| it.to_string_lossy().contains("vmlinuz"));
+    found.cloned().context("the package holds no vmlinuz")
 }
 
 fn is_module(path: &Path, name: &str) -> bool {

@@ -6,6 +6,7 @@
 //! - `qemu`     QEMU 11.1, unpacked beside the machine's own
 //! - `kernels`  kernels to boot and the modules that a guest needs of them
 //! - `builder`  a tree with compilers and headers, to build the guest module in
+//! - `systemd` a tree whose first process can be systemd
 //! - `userland` what a guest's programs are linked against
 //!
 //! Each part leaves a stamp; a part whose stamp is there is not looked at
@@ -16,6 +17,7 @@ mod builder;
 mod host;
 mod kernels;
 mod qemu;
+mod systemd;
 mod userland;
 
 use std::fs;
@@ -39,11 +41,13 @@ const SUITES: [&str; 3] = ["bookworm", "trixie", "trixie-backports"];
 type Make = fn(&Folder, &Archive) -> Result<()>;
 
 /// Part, what it brings, and how it is made.
-const PARTS: [(&str, &str, Make); 4] = [
+const PARTS: [(&str, &str, Make); 6] = [
     ("qemu", "QEMU 11.1 with its libraries (40 MB)", qemu::make),
     ("kernels", "Linux 6.1, 6.12 and 7.x with modules (300 MB)", kernels::make),
+    ("vmlinuz", "Linux 6.12 as boot loaders start it (110 MB)", kernels::keep_compressed),
     ("builder", "kernel headers, gcc and make, to build the guest module (130 MB)", builder::make),
     ("userland", "busybox, the C library and the Vulkan loader for guests (7 MB)", userland::make),
+    ("systemd", "systemd, to try the units under it (15 MB)", systemd::make),
 ];
 
 /// A folder that is provisioned, or is to be.

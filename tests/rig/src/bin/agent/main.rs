@@ -5,7 +5,9 @@
 //! - `setup`   becomes the guest that the host asks for: name, shares, module
 //! - `serve`   answers the host over the port
 //! - `run`     runs commands and streams their output
+//! - `kexec`   has the kernel start another, which busybox cannot
 
+mod kexec;
 mod run;
 mod serve;
 mod setup;
@@ -20,9 +22,12 @@ use nix::sys::reboot::{reboot, RebootMode};
 use nix::sys::wait::{waitpid, WaitStatus};
 
 fn main() -> ExitCode {
-    let outcome = match std::env::args().nth(1).as_deref() {
-        Some("serve") => serve::serve(),
-        None if std::process::id() == 1 => init(),
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments[..] {
+        ["serve"] => serve::serve(),
+        ["kexec", kernel, image] => kexec::kexec(kernel, image),
+        [] if std::process::id() == 1 => init(),
         _ => {
             println!(
                 "nvguest-agent {}: the first process of a guest of nvguest's rig.\n\
