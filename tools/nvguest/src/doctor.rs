@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::guests;
 use crate::out;
 use crate::policy::PROC_VERSION;
+use crate::status;
 
 /// The first QEMU whose generic vhost-user device maps memory into guests.
 const QEMU: (u32, u32) = (11, 1);
@@ -145,7 +146,7 @@ fn backend(program: &str) -> Vec<Check> {
         line.trim().to_owned()
     };
     let sandbox = field("sandbox");
-    let gaps = sandbox.contains("no Landlock") || sandbox.contains("no seccomp");
+    let gaps = status::has_gaps(&sandbox);
     let todo = "add landlock to the kernel's lsm= list and enable CONFIG_SECCOMP_FILTER; without \
                 them the backend goes on, less confined";
     vec![

@@ -24,8 +24,8 @@ pub fn list(json: bool) -> Result<()> {
             folders.join(" or ")
         ));
     }
-    let rows: Vec<[String; 7]> = guests.iter().map(|(guest, status)| row(guest, status)).collect();
-    let head = ["GUEST", "STATE", "PID", "DRIVER", "PROCESSES", "PLACEMENTS", "REFUSED"];
+    let rows: Vec<[String; 8]> = guests.iter().map(|(guest, status)| row(guest, status)).collect();
+    let head = ["GUEST", "STATE", "PID", "DRIVER", "SANDBOX", "PROCESSES", "PLACEMENTS", "REFUSED"];
     out::say(&out::table(head, &rows))
 }
 
@@ -41,7 +41,7 @@ fn entry(guest: &Guest, status: &Result<Value>) -> Value {
     entry
 }
 
-fn row(guest: &Guest, answer: &Result<Value>) -> [String; 7] {
+fn row(guest: &Guest, answer: &Result<Value>) -> [String; 8] {
     let status = answer.as_ref().ok().and_then(|answer| Status::read(answer).ok());
     let cell = |show: &dyn Fn(&Status) -> String| status.as_ref().map_or("-".into(), show);
     [
@@ -49,6 +49,7 @@ fn row(guest: &Guest, answer: &Result<Value>) -> [String; 7] {
         state(answer),
         cell(&|it| it.pid.to_string()),
         cell(&|it| it.release.clone()),
+        cell(&|it| it.sandbox_in_short()),
         cell(&|it| it.workers.len().to_string()),
         cell(&|it| it.placements.to_string()),
         cell(&|it| it.refused.to_string()),

@@ -82,6 +82,13 @@ impl Status {
         serde_json::from_value(answer.clone()).context("the backend's status is not as expected")
     }
 
+    /// The mode of its sandbox, and whether the kernel lacks a part of it.
+    pub fn sandbox_in_short(&self) -> String {
+        let mode = self.sandbox.split(':').next().unwrap_or_default();
+        let gaps = mode != "off" && has_gaps(&self.sandbox);
+        format!("{mode}{}", if gaps { ", gaps" } else { "" })
+    }
+
     /// Calls of all classes by bucket.
     pub fn calls(&self) -> Vec<u64> {
         let mut all = Vec::new();
@@ -91,6 +98,11 @@ impl Status {
         }
         all
     }
+}
+
+/// Whether a sandbox, as a backend describes it, lacks a part.
+pub fn has_gaps(sandbox: &str) -> bool {
+    sandbox.contains("no Landlock") || sandbox.contains("no seccomp")
 }
 
 /// The bound in µs that a share (of a thousand) of the calls does not exceed; `None` if there
