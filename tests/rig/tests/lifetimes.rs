@@ -43,6 +43,21 @@ fn every_mapping_is_there_the_moment_it_is_told() {
     assert!(output.stdout_text().contains(" 0 wrong reads"), "{output}");
 }
 
+#[test]
+#[ignore = "boots guests: run `cargo xtask test`"]
+fn a_process_can_do_nothing_to_the_client_of_another() {
+    let rig = boot();
+    let script = "rmprobe --hold 4 > /tmp/held < /dev/null & holder=$!; \
+        until grep -q holding /tmp/held; do sleep 0.1; done; \
+        rmprobe --intrude $(sed -n 's/.*memory, \\(0x[0-9a-f]*:0x[0-9a-f]*\\),.*/\\1/p' /tmp/held) && \
+        wait $holder; code=$?; cat /tmp/held; exit $code";
+    let output = rig.guest(0).run(["sh", "-c", script]).unwrap();
+    assert!(output.success(), "{output}\n{}", rig.logs());
+    let said = output.stdout_text();
+    assert_eq!(said.matches("-of-theirs: status 0x").count(), 6, "{said}");
+    assert!(said.contains("ok hold: held 2 MiB"), "{said}");
+}
+
 /// One boot for the whole matrix: what is killed is in the first guest, and its backend's end in
 /// the second; the third notices nothing. `cargo xtask test --guests whatever_is_killed` prints
 /// the table of BENCHMARKS.md.

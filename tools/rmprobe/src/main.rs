@@ -6,6 +6,7 @@
 //! - [`rm`]: a client of the driver
 //! - [`checks`]: what is checked, a file per subject
 //! - [`hostile`]: what no guest may do
+//! - [`intrude`]: what no process may do to another's client
 //! - [`modes`]: longer runs that tests drive
 //!
 //! The same binary runs on a host and in a guest and gives the same verdict lines; only the detail
@@ -15,6 +16,7 @@
 mod abi;
 mod checks;
 mod hostile;
+mod intrude;
 mod modes;
 mod rm;
 #[allow(unsafe_code)]
@@ -83,6 +85,9 @@ struct Options {
     /// The same on a host: only what changes nothing is fired, and the answers are shown
     #[arg(long, conflicts_with = "hostile")]
     hostile_native: bool,
+    /// Tries what no process may do to another's client and memory, as --hold tells of them
+    #[arg(long, value_name = "CLIENT:MEMORY", value_parser = intrude::target)]
+    intrude: Option<intrude::Target>,
     /// Stays in one call for so long (a real card takes a second at most)
     #[arg(long, value_name = "MS")]
     block: Option<u64>,
@@ -124,6 +129,13 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
         let mut tell = |name: &str, result| report.tell(name, Duration::ZERO, result);
         if let Err(failure) = hostile::run(card, options.hostile_native, &mut tell) {
             report.tell("hostile", Duration::ZERO, Err(failure));
+        }
+        return;
+    }
+    if let Some(target) = options.intrude {
+        let mut tell = |name: &str, result| report.tell(name, Duration::ZERO, result);
+        if let Err(failure) = intrude::run(card, target, &mut tell) {
+            report.tell("intrude", Duration::ZERO, Err(failure));
         }
         return;
     }

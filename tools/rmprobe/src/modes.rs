@@ -89,7 +89,8 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
     let mapped = session.map(Place::Video, memory, mib << 20)?;
     let seed = u64::from(std::process::id());
     mapped.mapping.fill(seed, mapped.mapping.len());
-    println!("holding {mib} MiB of video memory, client {:#x}, seed {seed}", session.client.handle);
+    let client = session.client.handle;
+    println!("holding {mib} MiB of video memory, {client:#x}:{memory:#x}, seed {seed}");
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {

@@ -247,18 +247,23 @@ impl Client {
 
     /// Makes an object here that shares `object` of `other`.
     pub fn duplicate(&self, parent: u32, other: &Client, object: u32) -> Result<u32> {
+        let (outcome, handle) = self.try_duplicate(parent, (other.handle, object));
+        outcome.ok("RM_DUP_OBJECT").map(|()| handle)
+    }
+
+    /// The same of a client and an object that may be anybody's.
+    pub fn try_duplicate(&self, parent: u32, source: (u32, u32)) -> (Outcome, u32) {
         let handle = self.fresh();
         let mut argument = abi::Dup {
             client: self.handle,
             parent,
             handle,
-            source_client: other.handle,
-            source: object,
+            source_client: source.0,
+            source: source.1,
             ..Default::default()
         };
-        call(&self.ctl, escape::RM_DUP_OBJECT, &mut argument, None, |a| a.status)
-            .ok("RM_DUP_OBJECT")?;
-        Ok(handle)
+        let outcome = call(&self.ctl, escape::RM_DUP_OBJECT, &mut argument, None, |a| a.status);
+        (outcome, handle)
     }
 
     /// Arms `file` with memory.
