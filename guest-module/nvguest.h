@@ -151,6 +151,7 @@ struct nvg_device {
 	struct virtio_device *vdev;
 	u32 epoch;			/* of this instance; a stop ends it */
 	bool polled;			/* probe, restore: no interrupts yet */
+	bool ending;			/* no answer is waited for any more */
 	const char *interrupts;		/* how they come, in words */
 	u32 slots;
 	u32 nqueues;

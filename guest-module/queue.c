@@ -475,14 +475,18 @@ static int nvg_wait_polled(struct nvg_queue *q, struct nvg_request *req)
 	return 0;
 }
 
-/* Sleeps until the answer, a kill, or the end of the device's instance. */
+/*
+ * Sleeps until the answer, a kill, or the end of the device's instance, which
+ * waits for a second at most.
+ */
 static int nvg_wait(struct nvg_queue *q, struct nvg_request *req)
 {
 	long ret;
 
 	do {
 		ret = wait_for_completion_killable_timeout(&req->done, HZ);
-	} while (!ret && req->epoch == READ_ONCE(q->dev->epoch));
+	} while (!ret && req->epoch == READ_ONCE(q->dev->epoch) &&
+		 !READ_ONCE(q->dev->ending));
 
 	if (ret < 0)
 		return -EINTR;
