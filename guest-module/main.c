@@ -290,13 +290,16 @@ put:
 
 /*
  * What programs still hold goes back now: the host cannot tell a reset from a
- * pause, and would keep it until the next instance says hello. The core has
- * the configuration's interrupt off by now, which may be the only one.
+ * pause, and would keep it until the next instance says hello. It may be the
+ * host's death that ends us: no map outlives it for the sake of an answer. The
+ * core has the configuration's interrupt off by now, which may be the only one.
  */
 static void nvg_end(struct nvg_device *dev)
 {
-	nvg_pretouch_stop_all(dev);
+	WRITE_ONCE(dev->ending, true);
 	WRITE_ONCE(dev->polled, true);
+	nvg_pretouch_stop_all(dev);
+	nvg_lost(dev, 0, U32_MAX);
 	if (!xa_empty(&dev->files) && nvg_hello(dev))
 		pr_warn("what open files hold stays with the host for now\n");
 	nvg_stop(dev);
@@ -326,6 +329,7 @@ static int nvg_restore(struct virtio_device *vdev)
 	u32 nodes_len = dev->nodes_len, schema_len = dev->schema_len;
 	int ret;
 
+	WRITE_ONCE(dev->ending, false);
 	ret = nvg_start(dev);
 	if (ret)
 		return ret;

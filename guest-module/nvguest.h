@@ -165,6 +165,7 @@ struct nvg_device {
 	struct virtio_device *vdev;
 	u32 epoch;			/* of this instance; a stop ends it */
 	bool polled;			/* at start and end: no interrupts */
+	bool ending;			/* no answer is waited for for long */
 	const char *interrupts;		/* how they come, in words */
 	u32 slots;
 	u32 nqueues;

@@ -23,6 +23,7 @@
 #define NVG_PIECE		(PAGE_SIZE << NVG_PIECE_ORDER)
 
 #define NVG_PROBE_TIMEOUT_MS	10000
+#define NVG_END_TIMEOUT_MS	1000
 #define NVG_PING_ROOM		2	/* descriptors that slow calls leave */
 
 static unsigned int poll_us = 500;
@@ -481,7 +482,8 @@ static void nvg_make_urgent(struct nvg_queue *q, struct nvg_request *req)
 
 static int nvg_wait_polled(struct nvg_queue *q, struct nvg_request *req)
 {
-	ktime_t end = ktime_add_ms(ktime_get(), NVG_PROBE_TIMEOUT_MS);
+	ktime_t end = ktime_add_ms(ktime_get(), READ_ONCE(q->dev->ending) ?
+				   NVG_END_TIMEOUT_MS : NVG_PROBE_TIMEOUT_MS);
 
 	while (!completion_done(&req->done)) {
 		if (fatal_signal_pending(current))
@@ -494,14 +496,18 @@ static int nvg_wait_polled(struct nvg_queue *q, struct nvg_request *req)
 	return 0;
 }
 
-/* Sleeps until the answer, a kill, or the end of the device's instance. */
+/*
+ * Sleeps until the answer, a kill, or the end of the device's instance, which
+ * waits for a second at most.
+ */
 static int nvg_wait(struct nvg_queue *q, struct nvg_request *req)
 {
 	long ret;
 
 	do {
 		ret = wait_for_completion_killable_timeout(&req->done, HZ);
-	} while (!ret && req->epoch == READ_ONCE(q->dev->epoch));
+	} while (!ret && req->epoch == READ_ONCE(q->dev->epoch) &&
+		 !READ_ONCE(q->dev->ending));
 
 	if (ret < 0)
 		return -EINTR;

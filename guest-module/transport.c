@@ -257,7 +257,7 @@ void nvg_beat(struct work_struct *work)
 
 	if (patience && !list_empty_careful(&dev->procs) &&
 	    nvg_ping(&dev->queues[NVG_QUEUE_CONTROL]) >= patience) {
-		pr_err("the host's backend is gone: no sign of life for %u s. Open files are lost, new ones fail until the VM is started again\n",
+		pr_err("the host's backend is gone: no sign of life for %u s. Open files are lost, new ones fail until the host replaces the device (nvguest recover) or starts the VM again\n",
 		       patience);
 		nvg_cut(dev);
 		nvg_lost(dev, 0, U32_MAX);

@@ -43,9 +43,9 @@ cost=$("$loopback/nesprobe" --calibrate 20 --seconds 0.5 --json | sed -n 's/.*"c
 load="--cost $cost --seconds 5 --warmup 1 --json"
 for gpu in 0 1; do
   "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --backend-arg=--gpu=$gpu --timeout 100 \
-    --run "nvidia-smi -L; ls /dev/nvidia*; nesprobe --list; nesprobe $load" > "$work/qemu-$gpu" 2>&1 &
+    --run "nvidia-smi -L; ls /dev/nvidia*; nesprobe --list; nesprobe $load" > "$work/qemu-$gpu" 2>&1 & pids[$gpu]=$!
 done
-wait $!; sleep 4
+wait "${pids[@]}"
 for gpu in 0 1; do grep -vE '^\{' "$work/qemu-$gpu" | head -12; echo "guest of card $gpu: $(fps "$work/qemu-$gpu") fps"; done
 for gpu in 0 1; do "$loopback/nesprobe" --device $gpu $load > "$work/native-$gpu" & pids[$gpu]=$!; done
 wait "${pids[@]}"

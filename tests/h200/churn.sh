@@ -52,7 +52,7 @@ while [ $SECONDS -lt $end ]; do
     1) what=backend; victim=$(one -f "$ours.*--socket-path") ;;
     2) what='loop-back launcher'; victim=$(one -f "^$loopback/nvguest-loopback") ;;
     3 | 4 | 5 | 6) what=worker; victim=$(worker) ;;
-    *) what=program; victim=$(one -x rmprobe) ;;
+    *) what=program; victim=$(one -f "^$loopback/rmprobe") ;;
   esac
   [ -n "$victim" ] && kill -9 "$victim" 2> /dev/null && echo "$what" >> "$work/kills"
   now=$(used); [ "$now" -gt $most ] && most=$now
@@ -61,7 +61,7 @@ echo "killed in $seconds s:"; sort "$work/kills" | uniq -c
 echo "guests started again: $(wc -l < "$work/starts"); card's memory at most: $most MiB"
 rm "$work/on"
 for what in "$bundle/nvguest-run" "$loopback/nvguest-loopback" "$bundle.*bin/qemu-system"; do pkill -9 -f "^[^ ]*$what|^$what"; done
-pkill -9 -x rmprobe
+pkill -9 -f "^$loopback/rmprobe"
 start=$(date +%s%N)
 until [ "$(used)" = "$begin" ] || [ $(($(date +%s%N) - start)) -gt 20000000000 ]; do sleep 0.05; done
 echo "card: $(used) MiB $((($(date +%s%N) - start) / 1000000)) ms after all were killed; before: $begin MiB"
