@@ -1,14 +1,15 @@
-//! What it costs that admins can see: the tally of a request, and a scrape of the metrics of
-//! each of 64 guests over their sockets.
+//! What it costs that admins can see: the tally of a request, its trace, and a scrape of the
+//! metrics of each of 64 guests over their sockets.
 //!
 //! `cargo bench -p vhost-user-nvguest --bench admin`
 
 use std::hint::black_box;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use criterion::Criterion;
 use nvguest_frontend::backend::Backend;
@@ -16,6 +17,7 @@ use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Guest, Options};
 use vhost_user_nvguest::transport::counts::{Class, Word};
 use vhost_user_nvguest::transport::page::SlotPage;
+use vhost_user_nvguest::transport::trace::{Record, Trace, Wanted};
 use vhost_user_nvguest::wire::Kind;
 
 const GUESTS: usize = 64;
@@ -33,12 +35,45 @@ fn tally(c: &mut Criterion) {
     });
 }
 
+/// All that a call costs a worker while nobody looks, and what writing it down adds.
+fn note(c: &mut Criterion) {
+    let trace = Trace::create().expect("a ring");
+    let record = Record { took_ns: 1000, what: Some((0, 0x2080_0102)), ..Record::default() };
+    c.bench_function("trace/nobody_looks", |b| b.iter(|| black_box(&trace).is_on()));
+    for (name, slow_ns) in [("trace/written", None), ("trace/not_slow", Some(1_000_000))] {
+        trace.set(Some(Wanted { slow_ns, errors: false }));
+        c.bench_function(name, |b| {
+            b.iter(|| {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let at_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+                black_box(&trace).note(&Record { at_ns, ..black_box(record) });
+            });
+        });
+    }
+}
+
+/// The same from a guest's side: calls that are served while an admin reads each of them.
+fn traced(c: &mut Criterion) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let served = Served::start(folder.path(), 0);
+    let ids = || served.client.attached_ids().expect("ids");
+    c.bench_function("call/nobody_looks", |b| b.iter(ids));
+    let mut admin = UnixStream::connect(served.backend.admin()).expect("a socket");
+    admin.write_all(b"{\"schema\":1,\"request\":\"trace\"}\n").expect("asking");
+    let mut lines = BufReader::new(admin.try_clone().expect("a copy")).lines();
+    let first = lines.next().expect("an answer").expect("an answer");
+    let reader = std::thread::spawn(move || lines.map_while(Result::ok).count());
+    c.bench_function("call/traced", |b| b.iter(ids));
+    admin.shutdown(Shutdown::Both).expect("hanging up");
+    println!("{first}\n{} more lines were read", reader.join().expect("a count"));
+}
+
 /// A guest with a process that has the card open, and the socket of its metrics.
 struct Served {
     socket: PathBuf,
-    _backend: Backend,
+    backend: Backend,
     _guest: Arc<Guest>,
-    _client: Client,
+    client: Client,
 }
 
 impl Served {
@@ -50,7 +85,7 @@ impl Served {
         let guest = Guest::connect(&backend.socket(), Options::default()).expect("a device");
         guest.probe().expect("probing");
         let client = Client::new(&guest.process(100)).expect("a client");
-        Self { socket, _backend: backend, _guest: guest, _client: client }
+        Self { socket, backend, _guest: guest, client }
     }
 
     fn scrape(&self, text: &mut String) {
@@ -77,6 +112,8 @@ fn main() {
     let criterion = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(3));
     let mut criterion = criterion.configure_from_args();
     tally(&mut criterion);
+    note(&mut criterion);
+    traced(&mut criterion);
     scrape(&mut criterion);
     criterion.final_summary();
 }
