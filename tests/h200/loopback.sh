@@ -11,7 +11,7 @@ if [ "${1:-}" = --pack ]; then
   for file in rmprobe nesprobe vhost-user-nvguest nvguest-loopback loopback-measure libnvguest_loopback.so; do
     strip -o ".loopback/$file" "target/release/$file" || exit 1
   done
-  git rev-parse --short HEAD > .loopback/commit
+  git describe --always --dirty > .loopback/commit
   du -sh .loopback
   exit
 fi

@@ -16,7 +16,7 @@ if [ "${1:-}" = --pack ]; then
   mkdir .nesprobe/vk && cp /usr/bin/vulkaninfo .nesprobe/vk/ || exit 1
   ldd /usr/bin/vulkaninfo | awk '/=>/ {print $3}' | grep -vE '/(libc|libm|libdl|libpthread|ld-linux[^/]*)\.so' |
     xargs -I{} cp -L {} .nesprobe/vk/ || exit 1
-  git rev-parse --short HEAD > .nesprobe/commit
+  git describe --always --dirty > .nesprobe/commit
   du -sh .nesprobe
   exit
 fi

@@ -14,7 +14,7 @@ use nvguest_rig::process::capture;
 use nvguest_rig::provision::step;
 use nvguest_rig::Assets;
 
-use crate::prepare::{root, run};
+use crate::prepare::{note_commit, root, run};
 
 /// The most that a bundle may take.
 const LIMIT_MIB: u64 = 60;
@@ -65,6 +65,7 @@ pub fn bundle(assets: &Assets, args: &BundleArgs) -> Result<ExitCode> {
     })?;
     copy(&assets.root().join("userland/root/usr/bin/busybox"), &out.join("busybox"))?;
     copy(&assets.binary("nvguest-run"), &out.join("nvguest-run"))?;
+    note_commit(&out)?;
     fs::write(out.join("README"), README).context("write the bundle's README")?;
     report(&out)
 }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{bail, Context, Result};
 use nvguest_rig::assets::KERNELS;
 use nvguest_rig::image::{self, Parts};
+use nvguest_rig::process::capture;
 use nvguest_rig::provision::{build_module, library_folder, provision, step, Folder};
 use nvguest_rig::Assets;
 
@@ -41,6 +42,12 @@ pub fn run(command: &mut Command) -> Result<()> {
         bail!("{shown} ended with {status}");
     }
     Ok(())
+}
+
+/// Writes into a folder that goes elsewhere of what commit it is, and whether of more than that.
+pub fn note_commit(folder: &Path) -> Result<()> {
+    let commit = capture(Command::new("git").args(["describe", "--always", "--dirty"]))?;
+    fs::write(folder.join("commit"), commit).context("write the commit")
 }
 
 /// All that guests need. `quiet` keeps standard output for the caller.

@@ -10,7 +10,7 @@ use nvguest_rig::process::capture;
 use nvguest_rig::provision::step;
 
 use super::{corpus, place, program, TARGET};
-use crate::prepare::{root, run};
+use crate::prepare::{note_commit, root, run};
 
 /// The newest minor version of glibc 2 that may be asked for: Ubuntu 24.04 has it.
 const GLIBC: u32 = 39;
@@ -40,8 +40,7 @@ pub fn pack(targets: &[String], folder: &Path) -> Result<ExitCode> {
             run(Command::new("cp").arg("-L").arg(path).arg(folder.join("lib").join(name)))?;
         }
         run(Command::new("cp").arg(root().join("tests/fuzz/run.sh")).arg(&folder))?;
-        let commit = capture(Command::new("git").args(["describe", "--always", "--dirty"]))?;
-        fs::write(folder.join("commit"), commit).context("write the commit")
+        note_commit(&folder)
     })?;
     check(&folder)?;
     println!("On the other machine: OUT=folder {}/run.sh SECONDS PROCESSES", folder.display());
