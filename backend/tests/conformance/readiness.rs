@@ -21,11 +21,20 @@ fn on_both(test: impl Fn(&Pair, &Client)) {
 fn an_event_that_comes_after_arm_is_reported_once() {
     on_both(|pair, client| {
         let (file, event) = client.event().unwrap();
-        file.arm().unwrap();
-        client.fire(event).unwrap();
-        let record = pair.guest.mailbox.wait(file.handle, LONG).expect("a record");
-        assert_eq!((record.kind.get(), record.more.get()), (wire::EVENT_READY, 0));
-        assert_ne!(record.mask.get() & 1, 0, "POLLIN");
+        let (mut rounds, mut more) = (0, 0);
+        // What is promised meanwhile, on a machine that is slow, is taken to its end.
+        while rounds < 20 || more > 0 {
+            if more == 0 {
+                file.arm().unwrap();
+            }
+            client.fire(event).unwrap();
+            let record = pair.guest.mailbox.wait(file.handle, LONG).expect("a record");
+            assert_eq!(record.kind.get(), wire::EVENT_READY);
+            assert_ne!(record.mask.get() & 1, 0, "POLLIN");
+            more = record.more.get();
+            assert!(rounds > 0 || more == 0, "nothing is promised at first");
+            rounds += 1;
+        }
         client.fire(event).unwrap();
         assert!(pair.guest.mailbox.wait(file.handle, SHORT).is_none(), "one report for one arm");
     });
