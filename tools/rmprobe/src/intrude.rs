@@ -6,7 +6,8 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::abi::{class, control, escape, Alloc, Control, Free, Map, Share};
+use crate::abi::{class, control, escape, Share};
+use crate::hostile::Tell;
 use crate::rm::{call, wrong, Card, Client, Outcome, Place, Result, Session};
 
 /// Memory of somebody else.
@@ -27,9 +28,11 @@ pub fn target(text: &str) -> Result<Target, String> {
 }
 
 /// Tries all of it, and tells each answer to `tell`.
-pub fn run(card: &Card, of: Target, tell: &mut dyn FnMut(&str, Result<String>)) -> Result<()> {
+pub fn run(card: &Card, of: Target, tell: Tell<'_>) -> Result<()> {
     let session = Session::open(card)?;
     let own = &session.client;
+    let theirs = own.posing_as(of.client)?;
+    let file = session.map_file(Place::Video)?;
     let mut denied = |name: &str, outcome: Outcome| {
         let verdict = match outcome {
             Outcome::OK => wrong("it was given"),
@@ -37,53 +40,20 @@ pub fn run(card: &Card, of: Target, tell: &mut dyn FnMut(&str, Result<String>)) 
         };
         tell(name, verdict);
     };
-    denied("control-of-theirs", control_of(own, of.client));
-    denied("object-under-theirs", alloc_under(own, of.client));
+    denied("control-of-theirs", theirs.control(of.client, control::ATTACHED_IDS, &mut [0; 128]));
+    let names = (of.client, theirs.fresh());
+    let object = theirs.alloc_on(&theirs.ctl, names, class::DEVICE, Some(&mut [0; 56]));
+    denied("object-under-theirs", object);
     denied("duplicate-of-theirs", own.try_duplicate(session.device, (of.client, of.memory)).0);
-    denied("map-of-theirs", map_of(&session, of)?);
+    let range = (0, 4096);
+    denied("map-of-theirs", theirs.arm(session.subdevice, of.memory, range, file.as_raw_fd()).0);
     denied("share-of-theirs", share_of(own, of));
     // RM says of some handles that are not there that they are free: the other process judges.
     for (name, handle) in [("memory", of.memory), ("client", of.client)] {
-        let outcome = free_of(own, of.client, handle);
+        let outcome = theirs.free(of.client, handle);
         tell(&format!("free-{name}-of-theirs"), Ok(outcome.to_string()));
     }
     Ok(())
-}
-
-fn control_of(own: &Client, client: u32) -> Outcome {
-    let mut params = [0; 128];
-    let params_size = 128;
-    let command = control::ATTACHED_IDS;
-    let mut argument =
-        Control { client, object: client, command, params_size, ..Default::default() };
-    call(&own.ctl, escape::RM_CONTROL, &mut argument, Some(&mut params), |a| a.status)
-}
-
-fn alloc_under(own: &Client, client: u32) -> Outcome {
-    let handle = own.fresh();
-    let params_size = 56;
-    let mut argument = Alloc {
-        client,
-        parent: client,
-        handle,
-        class: class::DEVICE,
-        params_size,
-        ..Default::default()
-    };
-    call(&own.ctl, escape::RM_ALLOC, &mut argument, Some(&mut [0; 56]), |a| a.status)
-}
-
-fn map_of(session: &Session, of: Target) -> Result<Outcome> {
-    let file = session.map_file(Place::Video)?;
-    let mut argument = Map {
-        client: of.client,
-        device: session.subdevice,
-        memory: of.memory,
-        length: 4096,
-        fd: file.as_raw_fd(),
-        ..Default::default()
-    };
-    Ok(call(&session.client.ctl, escape::RM_MAP_MEMORY, &mut argument, None, |a| a.status))
 }
 
 /// The right to duplicate it, for the client that asks.
@@ -99,9 +69,4 @@ fn share_of(own: &Client, of: Target) -> Outcome {
         ..Default::default()
     };
     call(&own.ctl, escape::RM_SHARE, &mut argument, None, |a| a.status)
-}
-
-fn free_of(own: &Client, client: u32, handle: u32) -> Outcome {
-    let mut argument = Free { client, parent: client, handle, status: 0 };
-    call(&own.ctl, escape::RM_FREE, &mut argument, None, |a| a.status)
 }

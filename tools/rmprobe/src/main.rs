@@ -126,17 +126,11 @@ type Mode<'a> = Box<dyn FnOnce() -> Result<String> + 'a>;
 /// The modes that were asked for, or else the checks.
 fn run(options: &Options, card: &Card, report: &mut Report) {
     if options.hostile || options.hostile_native {
-        let mut tell = |name: &str, result| report.tell(name, Duration::ZERO, result);
-        if let Err(failure) = hostile::run(card, options.hostile_native, &mut tell) {
-            report.tell("hostile", Duration::ZERO, Err(failure));
-        }
+        report.each("hostile", |tell| hostile::run(card, options.hostile_native, tell));
         return;
     }
     if let Some(target) = options.intrude {
-        let mut tell = |name: &str, result| report.tell(name, Duration::ZERO, result);
-        if let Err(failure) = intrude::run(card, target, &mut tell) {
-            report.tell("intrude", Duration::ZERO, Err(failure));
-        }
+        report.each("intrude", |tell| intrude::run(card, target, tell));
         return;
     }
     let seconds = |count| Duration::from_secs(count);
@@ -192,6 +186,13 @@ impl Report {
         let started = Instant::now();
         let result = run();
         self.tell(name, started.elapsed(), result);
+    }
+
+    /// A run that tells of many things; of itself only if it could not begin.
+    fn each(&mut self, name: &str, run: impl FnOnce(hostile::Tell<'_>) -> Result<()>) {
+        if let Err(failure) = run(&mut |name, result| self.tell(name, Duration::ZERO, result)) {
+            self.tell(name, Duration::ZERO, Err(failure));
+        }
     }
 
     fn tell(&mut self, name: &str, time: Duration, result: Result<String>) {

@@ -169,6 +169,12 @@ impl Client {
         Ok(Self { ctl, handle: root.handle, next: AtomicU32::new(0x5a00_0001) })
     }
 
+    /// The same control file in the name of a client that may be anybody's.
+    pub fn posing_as(&self, handle: u32) -> Result<Self> {
+        let ctl = self.ctl.try_clone().map_err(io("duplicating a descriptor"))?;
+        Ok(Self { ctl, handle, next: AtomicU32::new(0x5b00_0001) })
+    }
+
     /// A handle that this client has not used.
     pub fn fresh(&self) -> u32 {
         self.next.fetch_add(1, Ordering::Relaxed)
