@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::vk::{choose, Device, Instance};
+use crate::vk::{choose, Device, Instance, Queues};
 
 /// A logical device, and what it took to get it.
 pub struct Setup {
@@ -25,7 +25,8 @@ impl Setup {
         let instance = Instance::new()?;
         let instance_time = begin.elapsed();
         let begin = Instant::now();
-        let device = Device::open(&instance, choose(&instance.devices()?, wish)?)?;
+        let devices = instance.devices()?;
+        let device = Device::open(&instance, choose(&devices, wish)?, Queues::Every)?;
         Ok(Setup { instance, device, instance_time, device_time: begin.elapsed() })
     }
 }

@@ -33,6 +33,15 @@ pub struct Device {
     pub(super) memory: vk::PhysicalDeviceMemoryProperties,
 }
 
+/// Which queues a device is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queues {
+    /// The one that draws, computes and copies.
+    Graphics,
+    /// That one, and one of each family that only computes or only copies.
+    Every,
+}
+
 /// The families that have a queue here.
 struct Families {
     graphics: u32,
@@ -42,11 +51,15 @@ struct Families {
 
 impl Device {
     /// Makes a logical device.
-    pub fn open(instance: &Arc<Instance>, physical: &Physical) -> Result<Arc<Device>> {
+    pub fn open(
+        instance: &Arc<Instance>,
+        physical: &Physical,
+        queues: Queues,
+    ) -> Result<Arc<Device>> {
         // SAFETY: the device is the instance's; each Physical comes from it.
         let families =
             unsafe { instance.raw.get_physical_device_queue_family_properties(physical.raw) };
-        let chosen = Families::of(&families)?;
+        let chosen = Families::of(&families, queues)?;
         let raw = create(instance, physical, &chosen)?;
         // SAFETY: as above.
         let memory = unsafe { instance.raw.get_physical_device_memory_properties(physical.raw) };
@@ -104,7 +117,7 @@ impl Drop for Device {
 }
 
 impl Families {
-    fn of(families: &[vk::QueueFamilyProperties]) -> Result<Families> {
+    fn of(families: &[vk::QueueFamilyProperties], queues: Queues) -> Result<Families> {
         use vk::QueueFlags as Flags;
         let find = |has: Flags, lacks: Flags| {
             let fits = |it: &vk::QueueFamilyProperties| {
@@ -116,6 +129,9 @@ impl Families {
         let graphics = find(Flags::GRAPHICS | Flags::COMPUTE, Flags::empty()).ok_or_else(|| {
             Error::Unfit("the device has no queue that draws and computes".to_owned())
         })?;
+        if queues == Queues::Graphics {
+            return Ok(Families { graphics, compute: None, transfer: None });
+        }
         Ok(Families {
             graphics,
             compute: find(Flags::COMPUTE, Flags::GRAPHICS),

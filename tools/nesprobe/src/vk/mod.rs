@@ -24,7 +24,7 @@ mod sync;
 pub use ash::vk::MemoryPropertyFlags;
 pub use clock::Clock;
 pub use commands::{Commands, Draw, Recorder};
-pub use device::{Device, Queue};
+pub use device::{Device, Queue, Queues};
 pub use external::{export, import_fd, import_host, Exported, HostPages};
 pub use instance::{choose, Instance, Physical};
 pub use memory::{Buffer, Memory, MemoryType, Wish};
