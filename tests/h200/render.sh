@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Guests that render, beside their host on the same card: pixels in one guest and in four, frame
 # times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows.
-# About 210 s; `SECTIONS=crossings` about 45. Run as root: it unpacks Vulkan and EGL loaders into /.
+# About 250 s; `SECTIONS=crossings` about 45, `SECTIONS=frames WAITS=wait=block` about 100. Run as root: it unpacks Vulkan and EGL loaders into /.
 # Usage: OUT=folder [SECTIONS='pixels frames crossings growth four'] tests/h200/render.sh [bundle folder
 #        [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
@@ -79,18 +79,38 @@ fi
 if has frames; then
 section 'frames, by turns'
 : > "$out/frames.jsonl"
-for cost in "$ten" $((ten * 2)); do
-  for round in 1 2 3; do
-    for wait in '--wait block' '--wait spin' '--frames-in-flight 2'; do
+# Who is woken on the processor that the card interrupts need not wake another: once all that waits
+# is left to the scheduler, and once it is there: the native program, or backend and QEMU's main
+# thread. The guest's own processors spin elsewhere.
+all=0-$(($(nproc --all) - 1))
+home=$(awk '/nvidia/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n[i - 2] += $i}
+  END {for (i in n) if (n[i] > n[best]) best = i; print best + 0}' /proc/interrupts)
+echo "the card interrupts processor $home of $all"
+place() {
+  local pid qemu
+  qemu=$(pgrep -fo qemu-system)
+  for pid in "$qemu" "$backend" $(pgrep -P "$backend"); do taskset -acp "$1" "$pid" > /dev/null; done
+  for task in "/proc/$qemu/task"/*; do
+    case $(cat "$task/comm") in CPU*) taskset -cp "$2" "${task##*/}" > /dev/null ;; esac
+  done
+}
+frames() {
+  local where=$1 processors=$2 wait=$3 cost round way options line
+  for cost in "$ten" $((ten * 2)); do
+    for round in 1 2 3; do
       for way in native guest; do
-        options="--cost $cost --seconds 2 --warmup 0.5 $wait --json"
-        if [ $way = native ]; then line=$(nesprobe $options | tail -1)
+        options="--cost $cost --seconds 2 --warmup 0.5 --$wait --json"
+        if [ $way = native ]; then line=$(timeout 60 taskset -c "$processors" "$loaders/nesprobe" $options | tail -1)
         else line=$(turn nesprobe $options | tail -1); fi
-        echo "{\"way\":\"$way\",\"wait\":\"${wait#--}\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
+        echo "{\"way\":\"$way\",\"wait\":\"$wait, $where\",\"round\":$round,\"cost\":$cost,\"result\":$line}" >> "$out/frames.jsonl"
       done
     done
   done
-done
+}
+for wait in ${WAITS:-wait=block wait=spin frames-in-flight=2}; do frames 'left to the scheduler' "$all" "$wait"; done
+place "$home" "$(((home + 2) % $(nproc --all)))"
+frames 'where the card interrupts' "$home" wait=block
+place "$all" "$all"
 python3 - "$out/frames.jsonl" <<'P'
 import collections, json, statistics, sys
 frame, submit = collections.defaultdict(list), collections.defaultdict(list)

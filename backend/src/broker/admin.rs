@@ -37,7 +37,7 @@ use crate::transport::trace::Wanted;
 /// Version of requests and answers.
 pub const SCHEMA: u64 = 1;
 /// A client that does not ask or read for so long is dropped.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes of a request at most.
 const MAX_REQUEST: u64 = 64 << 10;
 

@@ -1,14 +1,15 @@
 //! What is written to the admin socket: each line has one answer, and changes what it says or
 //! nothing.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use serde_json::Value;
-use vhost_user_nvguest::broker::admin::{self, SCHEMA};
+use vhost_user_nvguest::broker::admin::{self, PATIENCE, SCHEMA};
 
 use crate::hostile::Setup;
 
@@ -28,6 +29,16 @@ impl Admin {
         admin::start(&setup.broker, listener).expect("a thread");
         Self { setup, address }
     }
+
+    /// A line of answer to the bytes.
+    fn ask(&self, data: &[u8]) -> io::Result<String> {
+        let mut client = UnixStream::connect_addr(&self.address)?;
+        client.write_all(data)?;
+        client.shutdown(Shutdown::Write)?;
+        let mut reply = String::new();
+        BufReader::new(client.take(1 << 20)).read_line(&mut reply)?;
+        Ok(reply)
+    }
 }
 
 /// Sends the bytes as one connection, and reads a line.
@@ -35,11 +46,13 @@ pub fn run(data: &[u8]) {
     static ADMIN: OnceLock<Admin> = OnceLock::new();
     let admin = ADMIN.get_or_init(Admin::start);
     let before = admin.setup.broker.limits.now();
-    let mut client = UnixStream::connect_addr(&admin.address).expect("the socket");
-    client.write_all(data).expect("room in the socket");
-    client.shutdown(Shutdown::Write).expect("a stream");
-    let mut reply = String::new();
-    BufReader::new(client.take(1 << 20)).read_line(&mut reply).expect("an answer");
+    let begun = Instant::now();
+    let reply = admin.ask(data);
+    // On a machine with too much to do, who asks can be slower than the backend is patient.
+    if begun.elapsed() >= PATIENCE && reply.as_ref().map_or(true, String::is_empty) {
+        return;
+    }
+    let reply = reply.expect("an answer");
     let line = data.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
     if std::str::from_utf8(line).is_err() {
         assert_eq!(reply, "", "what is no text has no answer");
