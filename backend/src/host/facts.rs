@@ -206,13 +206,18 @@ impl Facts {
         Ok(self)
     }
 
-    /// Takes away the node of a card and its files.
+    /// Takes away the node of a card, its files, and the nodes of capabilities that these name.
     fn forget(&mut self, card: &Card) {
         let gpu = format!("driver/nvidia/gpus/{}/", card.pci);
         let capabilities = format!("driver/nvidia/capabilities/gpu{}/", card.minor);
         self.proc_files
             .retain(|(name, ..)| !name.starts_with(&gpu) && !name.starts_with(&capabilities));
-        self.chardevs.retain(|node| node.kind != FileKind::Gpu || node.minor != card.minor);
+        let left = self.capability_minors();
+        self.chardevs.retain(|node| match node.kind {
+            FileKind::Gpu => node.minor != card.minor,
+            FileKind::Cap => left.contains(&node.minor),
+            _ => true,
+        });
     }
 
     fn no_such_card(&self, wanted: &str) -> FactsError {

@@ -133,6 +133,18 @@ fn a_card_is_selected_by_index_uuid_or_address() {
 }
 
 #[test]
+fn a_capability_of_a_card_has_its_node_with_that_card_alone() {
+    let root = host();
+    fs::write(root.path().join("dev/nvidia-caps/nvidia-cap12"), b"").unwrap();
+    for (wanted, has_it) in [("all", true), ("0", false), ("1", true)] {
+        let facts = of(&root).select(&[wanted.into()]).unwrap();
+        let nodes = node_names(&facts);
+        assert_eq!(nodes.contains(&"nvidia-caps/nvidia-cap12"), has_it, "{wanted}");
+        assert!(nodes.contains(&"nvidia-caps/nvidia-cap1"), "{wanted}");
+    }
+}
+
+#[test]
 fn several_cards_are_selected_with_commas_and_all_of_them_by_that_word() {
     let root = host();
     let selected = |wanted: &[&str]| {
