@@ -356,6 +356,15 @@ impl Facts {
 }
 
 impl Card {
+    /// RM's number for it (`gpuGenerate32BitId`): the low half of the domain, bus and slot. 0,
+    /// which no card has, if its address is none.
+    pub fn gpu_id(&self) -> u32 {
+        let mut parts = self.pci.split([':', '.']).map(|part| u32::from_str_radix(part, 16).ok());
+        let mut next = || parts.next().flatten();
+        let (Some(domain), Some(bus), Some(slot)) = (next(), next(), next()) else { return 0 };
+        domain << 16 | (bus & 0xff) << 8 | slot & 0xff
+    }
+
     /// Whether this is a name of the card, which is the host's `index`-th.
     fn is_called(&self, wanted: &str, index: usize) -> bool {
         wanted.parse() == Ok(index)

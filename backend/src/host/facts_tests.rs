@@ -209,6 +209,20 @@ fn a_release_is_found_in_either_form_of_the_version_line() {
 }
 
 #[test]
+fn rms_number_of_a_card_is_made_of_its_address() {
+    let id = |pci: &str| Card { pci: pci.into(), ..of(&host()).cards[0].clone() }.gpu_id();
+    assert_eq!(id("0000:00:06.0"), 0x6);
+    assert_eq!(id("0000:41:00.0"), 0x4100);
+    assert_eq!(id("0002:e1:1f.0"), 0x2_e11f);
+    // A volume manager's domains are beyond 16 bits, of which RM takes the low ones.
+    assert_eq!(id("10000:01:00.0"), 0x100);
+    assert_eq!(id("none"), 0);
+    for card in (0..identity::MAX_CARDS).map(Identity::of) {
+        assert_eq!(id(&card.pci()), card.gpu_id());
+    }
+}
+
+#[test]
 fn each_of_several_simulated_cards_has_its_own_node_and_file() {
     let facts = Facts::of_sim(2);
     assert_eq!(node_names(&facts), ["nvidiactl", "nvidia0", "nvidia1"]);

@@ -38,7 +38,7 @@ pub fn broker() -> Arc<Upstream> {
 pub fn session() -> Session {
     let card = SimCards::create(1, SimCards::DEFAULT_SIZE).unwrap();
     let host = Arc::new(SimHost::new(card, SimOptions::default()).unwrap());
-    let node = |kind, minor| Some(Node { path: String::new(), kind, minor });
+    let node = |kind, minor| Some(Node { path: String::new(), kind, minor, gpu_id: 6 });
     let start = Start {
         worker: 1,
         host: HostKind::Sim,

@@ -23,6 +23,7 @@ pub mod escape {
     pub const CARD_INFO: u32 = 200;
     pub const REGISTER_FD: u32 = 201;
     pub const ALLOC_OS_EVENT: u32 = 206;
+    pub const ATTACH_GPUS_TO_FD: u32 = 212;
     pub const SYS_PARAMS: u32 = 214;
 }
 

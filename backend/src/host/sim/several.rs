@@ -115,7 +115,7 @@ fn a_card_or_a_uuid_that_no_card_has_is_refused() {
     assert_eq!(call(&host, &program.ctl, 212, &mut ids, None), Err(Errno::EINVAL));
     ids[1] = Identity::of(0).gpu_id();
     assert_eq!(call(&host, &program.ctl, 212, &mut ids, None), Ok(0));
-    let third = Node { path: "/dev/nvidia2".into(), kind: FileKind::Gpu, minor: 2 };
+    let third = Node { path: "/dev/nvidia2".into(), kind: FileKind::Gpu, minor: 2, gpu_id: 0 };
     assert_eq!(host.open(&third, 2).unwrap_err(), Errno::ENXIO);
 }
 

@@ -167,12 +167,12 @@ impl<'h> Program<'h> {
 
 fn open(host: &SimHost, kind: FileKind) -> HostFile {
     let path = if kind == FileKind::Ctl { "/dev/nvidiactl" } else { "/dev/nvidia0" };
-    host.open(&Node { path: path.into(), kind, minor: 0 }, 2).unwrap()
+    host.open(&Node { path: path.into(), kind, minor: 0, gpu_id: 0 }, 2).unwrap()
 }
 
 pub fn open_card(host: &SimHost, card: u32) -> HostFile {
     let path = format!("/dev/nvidia{card}");
-    host.open(&Node { path, kind: FileKind::Gpu, minor: card }, 2).unwrap()
+    host.open(&Node { path, kind: FileKind::Gpu, minor: card, gpu_id: 0 }, 2).unwrap()
 }
 
 /// Makes a call as marshalling does: the argument and what it points at are blocks of a frame.
