@@ -69,7 +69,9 @@ pub struct Builder {
     append: String,
     shares: Vec<(PathBuf, String)>,
     env: Vec<(String, String)>,
+    gpus: Vec<String>,
     backend_args: Vec<String>,
+    backend_env: Vec<(String, String)>,
     qemu_args: Vec<String>,
     patience: Duration,
 }
@@ -101,7 +103,9 @@ impl Rig {
             append: String::new(),
             shares: Vec::new(),
             env: Vec::new(),
+            gpus: Vec::new(),
             backend_args: Vec::new(),
+            backend_env: Vec::new(),
             qemu_args: Vec::new(),
             patience: Duration::from_secs(90),
         }
@@ -176,6 +180,13 @@ impl Builder {
         self
     }
 
+    /// A guest for each of these choices of the host's cards, as the backend's `--gpu` takes them.
+    pub fn gpus<S: Into<String>>(mut self, choices: impl IntoIterator<Item = S>) -> Self {
+        self.gpus = choices.into_iter().map(Into::into).collect();
+        self.guests = self.gpus.len();
+        self
+    }
+
     /// Gives every guest our device, a backend of its own behind it.
     pub fn host(mut self, host: Host) -> Self {
         self.host = Some(host);
@@ -241,6 +252,12 @@ impl Builder {
     /// Adds words to the backend's command line.
     pub fn backend_args<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.backend_args.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets a variable in the environment of the backends.
+    pub fn backend_env(mut self, name: &str, value: &str) -> Self {
+        self.backend_env.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -364,7 +381,7 @@ impl Seed<'_> {
         let folder = self.root.join(&name);
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
         let backend = match self.host {
-            Some(host) => Some(self.start_backend(&name, &folder, host)?),
+            Some(host) => Some(self.start_backend(index, &folder, host)?),
             None => None,
         };
         let agent = folder.join("agent");
@@ -394,9 +411,11 @@ impl Seed<'_> {
         Ok(Starting { name, qemu, backend, listener, kernel, folder, serial, since })
     }
 
-    fn start_backend(&self, name: &str, folder: &Path, host: Host) -> Result<Daemon> {
+    fn start_backend(&self, index: usize, folder: &Path, host: Host) -> Result<Daemon> {
         let socket = folder.join("backend");
-        let mut argv = vec![self.assets.backend().to_string_lossy().into_owned()];
+        let mut argv = vec!["env".to_owned()];
+        argv.extend(self.wish.backend_env.iter().map(|(name, value)| format!("{name}={value}")));
+        argv.push(self.assets.backend().to_string_lossy().into_owned());
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
         let admin = folder.join("admin");
         argv.extend(["--admin-socket".to_owned(), admin.to_string_lossy().into_owned()]);
@@ -407,6 +426,7 @@ impl Seed<'_> {
         if !self.wish.backend_args.iter().any(|word| word == "--log-level") {
             argv.extend(["--log-level", "info"].map(str::to_owned));
         }
+        argv.extend(self.wish.gpus.get(index).map(|gpu| format!("--gpu={gpu}")));
         argv.extend(self.wish.backend_args.iter().cloned());
         let mut backend = Daemon::start("the backend", &argv, &folder.join("backend.log"))?;
         let deadline = Instant::now() + BACKEND_PATIENCE;
@@ -414,13 +434,13 @@ impl Seed<'_> {
         while !is_listening(&socket) {
             if let Some(status) = backend.ended()? {
                 bail!(
-                    "{name}: the backend ended with {status} before it listened:\n{}",
+                    "guest{index}: the backend ended with {status} before it listened:\n{}",
                     backend.log_tail(40)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
-                    "{name}: the backend does not listen after {BACKEND_PATIENCE:?}:\n{}",
+                    "guest{index}: the backend does not listen after {BACKEND_PATIENCE:?}:\n{}",
                     backend.log_tail(40)
                 );
             }
