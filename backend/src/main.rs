@@ -155,12 +155,12 @@ fn settings(args: &Args) -> Result<Settings> {
     let folder = args.profiles.as_deref();
     let compiled = profile::resolve(&facts.release, capabilities, folder, args.allow_unmeasured)?;
     tracing::info!(release = compiled.release, profile = compiled.profile, "resolved");
-    let card = (!real).then(|| SimCards::create(cards, SimCards::size_from_environment()));
+    let card = (!real).then(|| SimCards::from_environment(cards)).transpose();
     Ok(Settings {
         compiled: Arc::new(compiled),
         nodes: Nodes::new(&facts),
         host: if real { HostKind::Nvidia } else { HostKind::Sim },
-        card: card.transpose()?,
+        card: card.context("Having the simulated cards failed")?,
         window_size: args.window_size,
         arena_size: args.arena_size(),
         poll_us: args.poll_us,

@@ -1,5 +1,8 @@
 //! Several cards in one host: a guest of some of them finds these, and the others nowhere.
 
+use std::os::fd::AsRawFd;
+
+use nix::sys::memfd::{memfd_create, MFdFlags};
 use nvguest_frontend::backend::wait_until;
 use nvguest_frontend::gather::ByHandle;
 use nvguest_frontend::rm::{command, escape, Client, Where};
@@ -244,4 +247,34 @@ fn a_number_of_cards_that_no_host_has_is_one() {
         let pair = Pair { guest: guest.unwrap(), backend };
         assert_eq!(names(&pair, wire::NODE_PCI).len(), cards, "{asked}");
     }
+}
+
+#[test]
+fn guests_that_share_a_host_share_its_cards_memory_and_none_of_the_other_cards() {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create("nvguest-cards", flags).unwrap();
+    let host = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    let environment = [CARDS[0], ("NVGUEST_SIM_HOST", &host)];
+    let pairs = ["0", "1", "0,1"]
+        .map(|gpu| pair_in(&[&format!("--gpu={gpu}")], &environment, Options::default()));
+    let client = |pair: &Pair, card| Client::on(&pair.guest.process(100), card).unwrap();
+    let [first, second] = [(0, 0), (1, 1)].map(|(pair, card)| client(&pairs[pair], card));
+    let both = [0, 1].map(|card| client(&pairs[2], card));
+    let free = |client: &Client| client.fb_info([HEAP_FREE]).unwrap()[0] >> 10;
+    first.memory(Where::Video, 40 * MIB).unwrap();
+    second.memory(Where::Video, 20 * MIB).unwrap();
+    assert_eq!([&both[0], &both[1], &first, &second].map(free), [24, 44, 24, 44]);
+    assert!(both[0].memory(Where::Video, 30 * MIB).is_err());
+    both[1].memory(Where::Video, 30 * MIB).unwrap();
+    assert_eq!((used(&pairs[0]), used(&pairs[2])), (40 * MIB, 30 * MIB));
+    let [gone, _second, _both] = pairs;
+    drop((first, gone));
+    assert!(wait_until(LONG, || free(&both[0]) == 64));
+    assert_eq!([free(&both[1]), free(&second)], [14, 14]);
+
+    let other = [("NVGUEST_SIM_CARDS", "3"), ("NVGUEST_SIM_HOST", &host)];
+    let mut check = std::process::Command::new(env!("CARGO_BIN_EXE_vhost-user-nvguest"));
+    let said = check.args(["--host=sim", "--check", "--allow-root"]).envs(other).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("that host has 2 cards, not 3"), "{said}");
 }

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::memfd::{memfd_create, MFdFlags};
 use tempfile::TempDir;
 
 use crate::accel::Accel;
@@ -70,8 +72,8 @@ pub struct Builder {
     shares: Vec<(PathBuf, String)>,
     env: Vec<(String, String)>,
     gpus: Vec<String>,
+    sim_cards: Option<u32>,
     backend_args: Vec<String>,
-    backend_env: Vec<(String, String)>,
     qemu_args: Vec<String>,
     patience: Duration,
 }
@@ -104,8 +106,8 @@ impl Rig {
             shares: Vec::new(),
             env: Vec::new(),
             gpus: Vec::new(),
+            sim_cards: None,
             backend_args: Vec::new(),
-            backend_env: Vec::new(),
             qemu_args: Vec::new(),
             patience: Duration::from_secs(90),
         }
@@ -187,6 +189,12 @@ impl Builder {
         self
     }
 
+    /// Has all guests share one simulated host, which has so many cards.
+    pub fn sim_cards(mut self, count: u32) -> Self {
+        self.sim_cards = Some(count);
+        self
+    }
+
     /// Gives every guest our device, a backend of its own behind it.
     pub fn host(mut self, host: Host) -> Self {
         self.host = Some(host);
@@ -255,12 +263,6 @@ impl Builder {
         self
     }
 
-    /// Sets a variable in the environment of the backends.
-    pub fn backend_env(mut self, name: &str, value: &str) -> Self {
-        self.backend_env.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
     /// Adds words to QEMU's command line.
     pub fn qemu_args<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.qemu_args.extend(words.into_iter().map(Into::into));
@@ -292,7 +294,9 @@ impl Builder {
             .prefix("nvguest-")
             .tempdir()
             .context("create a folder for sockets and logs")?;
-        let seed = Seed { wish: &self, assets: &assets, accel, host, root: folder.path() };
+        let cards = self.sim_cards.map(|_| shared_cards()).transpose()?;
+        let root = folder.path();
+        let seed = Seed { wish: &self, assets: &assets, accel, host, root, cards: cards.as_ref() };
         let starting: Vec<Starting> =
             (0..self.guests).map(|index| seed.start(index)).collect::<Result<_>>()?;
         let guests = starting.into_iter().map(|it| it.finish(&self)).collect::<Result<_>>()?;
@@ -350,6 +354,12 @@ impl Builder {
     }
 }
 
+/// A memory file for the first backend to make a host's. It lives on in those that have it.
+fn shared_cards() -> Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    memfd_create("nvguest-cards", flags).context("make a file for simulated cards")
+}
+
 fn tag(index: usize) -> String {
     format!("share{index}")
 }
@@ -361,6 +371,8 @@ struct Seed<'a> {
     accel: Accel,
     host: Option<Host>,
     root: &'a Path,
+    /// The memory file of the simulated host that all guests share.
+    cards: Option<&'a OwnedFd>,
 }
 
 /// A guest whose QEMU has been started.
@@ -414,7 +426,11 @@ impl Seed<'_> {
     fn start_backend(&self, index: usize, folder: &Path, host: Host) -> Result<Daemon> {
         let socket = folder.join("backend");
         let mut argv = vec!["env".to_owned()];
-        argv.extend(self.wish.backend_env.iter().map(|(name, value)| format!("{name}={value}")));
+        if let (Some(count), Some(cards)) = (self.wish.sim_cards, self.cards) {
+            argv.push(format!("NVGUEST_SIM_CARDS={count}"));
+            let (pid, fd) = (std::process::id(), cards.as_raw_fd());
+            argv.push(format!("NVGUEST_SIM_HOST=/proc/{pid}/fd/{fd}"));
+        }
         argv.push(self.assets.backend().to_string_lossy().into_owned());
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
         let admin = folder.join("admin");

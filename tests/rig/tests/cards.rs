@@ -18,6 +18,12 @@ fn hold<'a>(guest: &'a Guest, card: &str) -> Process<'a> {
     process
 }
 
+/// So many MiB of a card are there to be had.
+fn fills(guest: &Guest, card: &str, mib: u64) {
+    let output = guest.run(["rmprobe", "--card", card, "--fill", "8"]).unwrap();
+    assert!(output.stdout_text().contains(&format!("fill: {mib} MiB")), "{output}");
+}
+
 /// Nodes and PCI devices are those of these cards.
 fn has(guest: &Guest, cards: &[usize]) {
     let nodes: Vec<_> = cards.iter().map(|card| format!("nvidia{card}")).collect();
@@ -37,8 +43,8 @@ fn has(guest: &Guest, cards: &[usize]) {
 #[test]
 #[ignore = "boots guests: run `cargo xtask test`"]
 fn guests_of_a_card_each_and_one_of_both_leave_each_other_alone() {
-    let rig = Rig::builder().gpus(["0", "1", "all"]).memory_mib(512).host(Host::Sim);
-    let rig = rig.backend_env("NVGUEST_SIM_CARDS", "2").boot().unwrap();
+    let rig = Rig::builder().host(Host::Sim).sim_cards(2).gpus(["0", "1", "all"]);
+    let rig = rig.memory_mib(512).boot().unwrap();
     for (index, cards) in [&[0][..], &[1], &[0, 1]].into_iter().enumerate() {
         has(rig.guest(index), cards);
     }
@@ -55,14 +61,16 @@ fn guests_of_a_card_each_and_one_of_both_leave_each_other_alone() {
     let none = rig.guest(1).run(["rmprobe", "--card", "0"]).unwrap();
     assert!(!none.success() && none.stdout_text().contains("has 1 cards"), "{none}");
 
+    // The guest of both fills the first card: for the first guest too, but not for the second.
     let mut filler =
         both.command(["rmprobe", "--card", "0", "--fill", "8", "--keep", "600"]).spawn().unwrap();
     filler.wait_for("keeping").unwrap();
-    let full =
-        both.run(["rmprobe", "--card", "0", "--only", "memory-size", "--fill", "8"]).unwrap();
-    assert!(full.stdout_text().contains("fill: 0 MiB"), "{full}");
-    let free = both.run(["rmprobe", "--card", "1", "--fill", "8"]).unwrap();
-    assert!(free.stdout_text().contains("fill: 64 MiB"), "{free}");
+    fills(rig.guest(0), "0", 0);
+    fills(rig.guest(1), "1", 64);
+    fills(both, "1", 64);
+    filler.signal(Signal::SIGKILL).unwrap();
+    await_until("what it kept goes back", || vram(both) == 0);
+    fills(rig.guest(0), "0", 64);
 
     let _killed = hold(rig.guest(0), "0");
     let others = &rig.guests()[1..];
@@ -70,9 +78,10 @@ fn guests_of_a_card_each_and_one_of_both_leave_each_other_alone() {
     let (qemu, backend) = (rig.guest(0).qemu_pid(), rig.guest(0).backend_pid().unwrap());
     kill(Pid::from_raw(i32::try_from(qemu).unwrap()), Signal::SIGKILL).unwrap();
     await_until("its backend ends with it", || !lives(&backend));
+    fills(both, "0", 64);
     holders.iter_mut().for_each(undisturbed);
-    for program in holders.iter().chain([&filler]) {
-        program.signal(Signal::SIGKILL).unwrap();
+    for holder in &holders {
+        holder.signal(Signal::SIGKILL).unwrap();
     }
     for guest in others {
         await_until("what programs held goes back", || vram(guest) == 0);

@@ -126,22 +126,49 @@ impl SimCards {
         count.filter(|count| (1..=MAX_CARDS).contains(count)).unwrap_or(1)
     }
 
+    /// The host's cards as the environment wants them: in the memory file that
+    /// `NVGUEST_SIM_HOST=/proc/PID/fd/N` names, which the first backend makes a host's and others
+    /// share, or else in one of this backend's own.
+    pub fn from_environment(count: u32) -> io::Result<OwnedFd> {
+        let size = Self::size_from_environment();
+        let Some(path) = std::env::var_os("NVGUEST_SIM_HOST") else {
+            return Self::create(count, size);
+        };
+        let file = File::options().read(true).write(true).open(path)?;
+        fcntl(&file, FcntlArg::F_OFD_SETLKW(&range_lock(libc::F_WRLCK, BOOK_LOCK, 0)?))?;
+        if file.metadata()?.len() == 0 {
+            Self::format(&file, count, size)?;
+        }
+        let header: Header = read(&file, 0)?;
+        if header.magic != MAGIC || header.cards != u64::from(count) {
+            let text = format!("that host has {} cards, not {count}", header.cards);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        // The file stays open, and workers lock their own descriptions of it.
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&range_lock(libc::F_UNLCK, BOOK_LOCK, 0)?))?;
+        Ok(file.into())
+    }
+
     /// Makes `count` cards with `size` bytes of video memory each; pages cost memory once they are
     /// touched. Duplicates of the descriptor go to the workers. The file can neither shrink nor
     /// grow.
     pub fn create(count: u32, size: u64) -> io::Result<OwnedFd> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create("nvguest-cards", flags)?);
+        Self::format(&file, count, size)?;
+        Ok(file.into())
+    }
+
+    fn format(file: &File, count: u32, size: u64) -> io::Result<()> {
         let cards = u64::from(count);
         let size = size.checked_next_multiple_of(GRANULE).ok_or(io::ErrorKind::InvalidInput)?;
         let all = size.checked_mul(cards).and_then(|all| all.checked_add(BOOK));
-        let name = "nvguest-cards";
-        let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-        let file = File::from(fd);
         file.set_len(all.ok_or(io::ErrorKind::InvalidInput)?)?;
         let header = Header { magic: MAGIC, cards, size, files: 0, clients: 0, table: 0, count: 0 };
         file.write_all_at(header.as_bytes(), 0)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
-        Ok(file.into())
+        fcntl(file, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(())
     }
 }
 
