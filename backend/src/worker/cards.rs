@@ -20,7 +20,7 @@ struct Named {
     command: u32,
     at: usize,
     places: usize,
-    /// Where it says how many of the places count; all, where it does not.
+    /// Where it says how many of the places count; those before an [`END`], where it does not.
     count_at: Option<u16>,
 }
 
@@ -55,8 +55,9 @@ const NAMED: [Named; 15] = [
     one(0x290),
     one(0xb02),
 ];
-/// What stands in lists for no card, and for all that were probed.
-const NO_CARDS: [u32; 3] = [0, u32::MAX, 0xffff];
+/// What ends a list: no card, or all that were probed or are attached. What is behind it is
+/// nobody's to read.
+const END: [u32; 2] = [u32::MAX, 0xffff];
 
 /// `NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID`
 const UUID_FROM_ID: u32 = 0x275;
@@ -127,7 +128,9 @@ impl Named {
         let most = self.count_at.map_or(u32::MAX, |at| u32_at(params, at));
         let places = self.places.min(usize::try_from(most).unwrap_or(usize::MAX));
         let list = params.get(self.at..).unwrap_or_default();
-        list.chunks_exact(4).take(places).any(|id| foreign(u32_at(id, 0)))
+        let ids = list.chunks_exact(4).take(places).map(|id| u32_at(id, 0));
+        let counted = self.count_at.is_some();
+        ids.take_while(|id| counted || !END.contains(id)).any(foreign)
     }
 }
 
@@ -140,7 +143,8 @@ impl Session {
     /// Why a call that names a card of somebody else's must not be made, as RM would refuse one
     /// that is not there.
     pub(super) fn names_foreign_card(&self, prepared: &Prepared<'_>) -> Option<(Verdict, u32)> {
-        let foreign = |id: u32| !NO_CARDS.contains(&id) && !self.is_own_card(id);
+        // RM skips zeroes, or refuses them itself.
+        let foreign = |id: u32| id != 0 && !self.is_own_card(id);
         let argument = prepared.argument();
         let command = u32_at(argument, 8);
         let named = match prepared.nr() {
@@ -173,8 +177,11 @@ impl Session {
             (escape::CONTROL, UUID_INFO) => self.hide_uuid(prepared, status_at),
             (escape::CONTROL, ACTIVE_DEVICES) => {
                 let Some(block) = prepared.params_mut() else { return };
-                let places = DEVICES.owned(block, 0, own);
-                DEVICES.keep(block, &places);
+                // What is behind them was the guest's own, and still is.
+                let told = usize::try_from(u32_at(block, 0)).unwrap_or(usize::MAX);
+                let list = List { places: DEVICES.places.min(told), ..DEVICES };
+                let places = list.owned(block, 0, own);
+                list.keep(block, &places);
                 put(block, 0, u32::try_from(places.len()).unwrap_or(0));
             }
             (escape::CONTROL, command) => {
@@ -254,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_cards_are_named_as_the_count_says_and_no_more_than_there_are_places() {
+    fn cards_are_named_as_far_as_rm_reads_a_list() {
         let named = many(0, 4, 2, Some(0));
         let names = |count: u32| {
             let params = words(&[count, 7, 8, 9]);
@@ -264,6 +271,11 @@ mod tests {
         assert_eq!(names(1), [true, false, false]);
         assert_eq!(names(u32::MAX), [true, true, false]);
         assert!(!named.names(&[], |_| true));
+        for end in END {
+            let list = words(&[7, 0, end, 8]);
+            assert!(!many(0, 0, 32, None).names(&list, |id| id == 8), "{end:#x}");
+            assert!(many(0, 0, 32, None).names(&list, |id| id == 7), "{end:#x}");
+        }
         assert!(one(0).names(&words(&[7]), |id| id == 7));
     }
 }

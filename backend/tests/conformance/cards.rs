@@ -84,6 +84,14 @@ fn listed(client: &Client) -> [Vec<u32>; 2] {
     })
 }
 
+/// GPU_GET_ACTIVE_DEVICE_IDS, asked with stale words of the caller's own: what it answers.
+fn active(client: &Client) -> Vec<u32> {
+    let mut words = vec![SECOND; 769];
+    assert_eq!(client.control(client.root, 0x288, words.as_mut_bytes()).unwrap(), 0);
+    words.truncate(7);
+    words
+}
+
 fn used(pair: &Pair) -> u64 {
     pair.backend.status().unwrap()["vram"]["used"].as_u64().unwrap()
 }
@@ -122,6 +130,7 @@ fn a_guest_of_the_second_card_is_told_of_that_alone() {
     let client = Client::on(&pair.guest.process(100), 1).unwrap();
     assert_eq!(card_info(&client), [(SECOND, 1)]);
     assert_eq!(listed(&client), [[SECOND], [SECOND]]);
+    assert_eq!(active(&client), [1, SECOND, u32::MAX, u32::MAX, 0, 0, 0]);
     assert_eq!(by_uuid(&client, SECOND_UUID), (0, SECOND, 1));
     for (command, size) in [(0x202, 40), (0x205, 32), (0x21b, 12), (UUID_FROM_ID, 268)] {
         assert_eq!(about(&client, command, size, SECOND), 0, "{command:#x}");
@@ -192,6 +201,8 @@ fn a_process_of_a_guest_with_two_cards_has_both() {
     let clients = [0, 1].map(|card| Client::on(&process, card).unwrap());
     assert_eq!(card_info(&clients[0]), [(FIRST, 0), (SECOND, 1)]);
     assert_eq!(listed(&clients[1]), [[FIRST, SECOND], [FIRST, SECOND]]);
+    let none = u32::MAX;
+    assert_eq!(active(&clients[1]), [2, FIRST, none, none, SECOND, none, none]);
     let memory = clients.each_ref().map(|client| client.memory(Where::Video, MIB).unwrap());
     let maps = [0, 1].map(|card| clients[card].map(Where::Video, memory[card], MIB).unwrap());
     for (map, value) in maps.iter().zip([0xca0, 0xca1]) {

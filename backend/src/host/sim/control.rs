@@ -59,9 +59,10 @@ const METHODS: &[Method] = &[
     // GPU_GET_PROBED_IDS, GPU_GET_PCI_INFO
     method(0x214, ROOT, 384, probed_ids),
     method(0x21b, ROOT, 12, pci_info),
-    // GPU_GET_UUID_INFO, GPU_GET_UUID_FROM_GPU_ID
+    // GPU_GET_UUID_INFO, GPU_GET_UUID_FROM_GPU_ID, GPU_GET_ACTIVE_DEVICE_IDS
     method(0x274, ROOT, 272, uuid_info),
     method(0x275, ROOT, 268, uuid_of),
+    method(0x288, ROOT, 3076, active_devices),
     // GPU_GET_NUM_SUBDEVICES
     method(0x80_0280, &[client::DEVICE], 4, one),
     // GPU_GET_NAME_STRING, GPU_GET_ID, GPU_GET_GID_INFO
@@ -215,6 +216,18 @@ fn pci_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     let Some(card) = named(on, params, 0) else { return Ok(status::INVALID_ARGUMENT) };
     put_u32(params, 4, 0);
     put_u32(params, 8, u32::from(card.slot) << 16 | u32::from(card.bus));
+    Ok(status::OK)
+}
+
+/// How many, and of each its card and its MIG instances, of which there are none.
+fn active_devices(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let mut count = 0;
+    for (card, place) in on.inner.cards.all().zip(params[4..].chunks_exact_mut(12)) {
+        place.fill(0xff);
+        put_u32(place, 0, card.gpu_id());
+        count += 1;
+    }
+    put_u32(params, 0, count);
     Ok(status::OK)
 }
 
