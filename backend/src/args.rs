@@ -10,7 +10,7 @@ use crate::budgets::{Budgets, VramMode, DEFAULT_WEIGHT, NO_BUDGET, WEIGHTS};
 use crate::limits::{amount, Limits};
 use crate::sandbox::Mode;
 
-/// Share one NVIDIA card with a VM guest.
+/// Share NVIDIA cards with a VM guest.
 ///
 /// One process serves one guest. Start it before the VMM, which connects to the
 /// socket as to any vhost-user device. With stock QEMU 11.1 or newer:
@@ -49,13 +49,13 @@ pub struct Args {
     #[arg(long)]
     pub check: bool,
 
-    /// Which driver answers: the host's, a simulated card, or the host's if it is there.
+    /// Which driver answers: the host's, simulated cards, or the host's if it is there.
     #[arg(long, value_enum, default_value_t = HostChoice::Auto, value_name = "HOST")]
     pub host: HostChoice,
 
-    /// The card to share, by index, UUID or PCI address; all cards if not given.
-    #[arg(long, value_name = "GPU")]
-    pub gpu: Option<String>,
+    /// The cards to share, each by index, UUID or PCI address; all of the host's if not given.
+    #[arg(long, value_name = "GPU,…|all", value_delimiter = ',')]
+    pub gpu: Vec<String>,
 
     /// What the guest may use a card for.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "utility,graphics,video")]
@@ -124,8 +124,8 @@ pub struct Args {
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "", hide_default_value = true)]
     pub limits: Limits,
 
-    /// Video memory that the guest may allocate, e.g. 8G; all of the card's if not given. What RM
-    /// takes by itself for its contexts and channels is not in it.
+    /// Video memory that the guest may allocate, on all of its cards together, e.g. 8G; all that
+    /// they have if not given. What RM takes by itself for its contexts and channels is not in it.
     #[arg(long, value_name = "SIZE", value_parser = vram)]
     pub vram: Option<u64>,
 
@@ -173,7 +173,7 @@ pub struct Args {
 pub enum HostChoice {
     /// The host's if its control node is there, else a simulated card.
     Auto,
-    /// A simulated card.
+    /// A simulated card, or as many as `NVGUEST_SIM_CARDS` in the environment says.
     Sim,
     /// The host's.
     Nvidia,

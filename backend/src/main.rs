@@ -32,7 +32,7 @@ use sd_notify::NotifyState;
 use vhost_user_nvguest::args::{Args, HostChoice};
 use vhost_user_nvguest::broker::{admin, metrics, nodes::Nodes, Broker, Settings};
 use vhost_user_nvguest::host::facts::Facts;
-use vhost_user_nvguest::host::sim::SimCard;
+use vhost_user_nvguest::host::sim::SimCards;
 use vhost_user_nvguest::limits::Resource;
 use vhost_user_nvguest::profile::{self, NoProfile};
 use vhost_user_nvguest::sandbox::{self, privileges, Plan};
@@ -145,22 +145,22 @@ fn settings(args: &Args) -> Result<Settings> {
         HostChoice::Sim => false,
         HostChoice::Auto => Path::new("/dev/nvidiactl").exists(),
     };
+    let cards = SimCards::count_from_environment();
     let facts = if real {
-        Facts::of_host(Path::new("/"))
-            .context("The host's driver cannot be used")?
-            .select(args.gpu.as_deref())?
+        Facts::of_host(Path::new("/")).context("The host's driver cannot be used")?
     } else {
-        Facts::of_sim()
+        Facts::of_sim(cards)
     };
-    let facts = facts.allowed(capabilities);
+    let facts = facts.select(&args.gpu)?.allowed(capabilities);
     let folder = args.profiles.as_deref();
     let compiled = profile::resolve(&facts.release, capabilities, folder, args.allow_unmeasured)?;
     tracing::info!(release = compiled.release, profile = compiled.profile, "resolved");
+    let card = (!real).then(|| SimCards::from_environment(cards)).transpose();
     Ok(Settings {
         compiled: Arc::new(compiled),
         nodes: Nodes::new(&facts),
         host: if real { HostKind::Nvidia } else { HostKind::Sim },
-        card: if real { None } else { Some(SimCard::create(SimCard::size_from_environment())?) },
+        card: card.context("Having the simulated cards failed")?,
         window_size: args.window_size,
         arena_size: args.arena_size(),
         poll_us: args.poll_us,

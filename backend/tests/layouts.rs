@@ -4,7 +4,7 @@ use nvguest_abi::store::Store;
 
 /// What `worker/` and `marshal/{register,control}.rs` read and write: escape, field as NVIDIA
 /// names it, offset, bytes.
-const READ: [(&str, &str, u32, u32); 79] = [
+const READ: [(&str, &str, u32, u32); 80] = [
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
@@ -84,6 +84,7 @@ const READ: [(&str, &str, u32, u32); 79] = [
     ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "flags", 0x10, 4),
     ("NV_ESC_RM_ALLOC_CONTEXT_DMA2", "hMemory", 0x18, 4),
     ("NV_ESC_RM_VID_HEAP_CONTROL", "data.AllocSizeRange.attr2", 0x88, 4),
+    ("NV_ESC_CARD_INFO", "gpu_id", 0x10, 4),
 ];
 
 #[test]

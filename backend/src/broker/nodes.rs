@@ -1,8 +1,9 @@
 //! What the guest must create: the NODES blob, from the facts of the host.
 
+use nvguest_abi::FileKind;
 use zerocopy::IntoBytes;
 
-use crate::host::facts::Facts;
+use crate::host::facts::{Card, Facts};
 use crate::host::Node;
 use crate::wire::{self, NodeHeader};
 
@@ -29,8 +30,10 @@ impl Nodes {
                 ..NodeHeader::default()
             };
             nodes.push(header, &device.name, device.major_name.as_bytes());
-            let node = Node { path: device.path.clone(), kind: device.kind, minor: device.minor };
-            nodes.devices.push(Some(node));
+            let (path, kind, minor) = (device.path.clone(), device.kind, device.minor);
+            let card = facts.cards.iter().find(|card| kind == FileKind::Gpu && card.minor == minor);
+            let gpu_id = card.map_or(0, Card::gpu_id);
+            nodes.devices.push(Some(Node { path, kind, minor, gpu_id }));
         }
         for (name, mode, content) in &facts.proc_files {
             nodes.push_plain(wire::NODE_PROC, *mode, name, content);

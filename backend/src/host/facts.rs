@@ -1,7 +1,7 @@
 //! What a guest is to find: device nodes, procfs files, modules and cards, as the host has them.
 //!
 //! Read once, by the broker, before it gives up its privileges; nothing here opens a device. On a
-//! host without a card, [`Facts::of_sim`] says the same of a simulated one.
+//! host without a card, [`Facts::of_sim`] says the same of simulated ones.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use nvguest_abi::{Capability, FileKind};
 
-use super::sim::identity;
+use super::sim::identity::{self, Identity};
 
 /// Major number of every node but the dynamic ones (`NV_MAJOR_DEVICE_NUMBER`).
 const MAJOR: u32 = 195;
@@ -139,17 +139,8 @@ impl Facts {
         Ok(facts)
     }
 
-    /// Those of the simulated card.
-    pub fn of_sim() -> Self {
-        let node = |name: &str, kind, minor, major_name: &str| Chardev {
-            name: name.into(),
-            path: format!("/dev/{name}"),
-            kind,
-            major: MAJOR,
-            minor,
-            major_name: major_name.into(),
-            mode: 0o666,
-        };
+    /// Those of a host with so many simulated cards.
+    pub fn of_sim(cards: u32) -> Self {
         let release = identity::RELEASE;
         let version = format!(
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {release}  \
@@ -157,62 +148,81 @@ impl Facts {
         );
         let params = "ModifyDeviceFiles: 0\nDeviceFileUID: 0\nDeviceFileGID: 0\n\
                       DeviceFileMode: 438\nRmProfilingAdminOnly: 1\n";
-        let information = format!(
-            "Model: \t\t {}\nIRQ:   \t\t 0\nGPU UUID: \t {}\nVideo BIOS: \t 00.00.00.00.00\n\
-             Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n\
-             Bus Location: \t {}\nDevice Minor: \t 0\nGPU Firmware: \t {release}\n\
-             GPU Excluded:\t No\n",
-            identity::NAME,
-            identity::uuid_text(),
-            identity::PCI,
-        );
-        let file = |name: &str, text: &str| (format!("driver/nvidia/{name}"), 0o444, text.into());
-        Self {
+        let mut facts = Self {
             release: release.into(),
-            chardevs: vec![
-                node("nvidiactl", FileKind::Ctl, CONTROL_MINOR, "nvidiactl"),
-                node("nvidia0", FileKind::Gpu, 0, "nvidia"),
-            ],
-            proc_files: vec![
-                file("version", &version),
-                file("params", params),
-                file(&format!("gpus/{}/information", identity::PCI), &information),
-            ],
+            chardevs: vec![sim_node("nvidiactl".into(), FileKind::Ctl, CONTROL_MINOR)],
             modules: vec![("nvidia".into(), release.into())],
-            cards: vec![Card {
-                pci: identity::PCI.into(),
-                config: identity::config_space(),
-                uuid: Some(identity::uuid_text()),
-                minor: 0,
-            }],
+            ..Self::default()
+        };
+        facts.add_sim_file("version", &version);
+        facts.add_sim_file("params", params);
+        for card in (0..cards).map(Identity::of) {
+            facts.add_sim_card(card);
         }
+        facts
     }
 
-    /// Only the card that `wanted` names by index, UUID or PCI address; every card if nothing is
-    /// wanted.
-    pub fn select(mut self, wanted: Option<&str>) -> Result<Self> {
-        let Some(wanted) = wanted else { return Ok(self) };
-        let is_it = |(index, card): &(usize, &Card)| {
-            let uuid = card.uuid.as_deref().unwrap_or_default();
-            wanted.parse() == Ok(*index)
-                || wanted.eq_ignore_ascii_case(uuid)
-                || same_address(wanted, &card.pci)
-        };
-        let Some((_, card)) = self.cards.iter().enumerate().find(is_it) else {
-            let have: Vec<_> = self.cards.iter().enumerate().map(describe).collect();
-            return Err(FactsError::NoSuchCard { wanted: wanted.into(), have: have.join(", ") });
-        };
-        let card = card.clone();
-        self.chardevs.retain(|node| node.kind != FileKind::Gpu || node.minor == card.minor);
-        let own_gpu = format!("driver/nvidia/gpus/{}/", card.pci);
-        let own_caps = format!("driver/nvidia/capabilities/gpu{}/", card.minor);
-        self.proc_files.retain(|(name, _, _)| {
-            let of_card = name.starts_with("driver/nvidia/gpus/")
-                || name.starts_with("driver/nvidia/capabilities/gpu");
-            !of_card || name.starts_with(&own_gpu) || name.starts_with(&own_caps)
-        });
-        self.cards = vec![card];
+    fn add_sim_card(&mut self, card: Identity) {
+        let (pci, uuid, minor) = (card.pci(), card.uuid_text(), card.number);
+        let information = format!(
+            "Model: \t\t {}\nIRQ:   \t\t 0\nGPU UUID: \t {uuid}\nVideo BIOS: \t 00.00.00.00.00\n\
+             Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n\
+             Bus Location: \t {pci}\nDevice Minor: \t {minor}\nGPU Firmware: \t {}\n\
+             GPU Excluded:\t No\n",
+            identity::NAME,
+            identity::RELEASE,
+        );
+        self.add_sim_file(&format!("gpus/{pci}/information"), &information);
+        self.chardevs.push(sim_node(format!("nvidia{minor}"), FileKind::Gpu, minor));
+        let config = identity::config_space();
+        self.cards.push(Card { pci, config, uuid: Some(uuid), minor });
+    }
+
+    fn add_sim_file(&mut self, name: &str, text: &str) {
+        self.proc_files.push((format!("driver/nvidia/{name}"), 0o444, text.into()));
+    }
+
+    /// Only the cards that are `wanted`, each by index, UUID or PCI address; every card if nothing
+    /// is wanted, or `all`.
+    pub fn select(mut self, wanted: &[String]) -> Result<Self> {
+        if wanted.is_empty() || wanted == ["all"] {
+            return Ok(self);
+        }
+        let mut chosen = vec![false; self.cards.len()];
+        for wanted in wanted {
+            let mut cards = self.cards.iter().enumerate();
+            match cards.position(|(index, card)| card.is_called(wanted, index)) {
+                Some(index) => chosen[index] = true,
+                None => return Err(self.no_such_card(wanted)),
+            }
+        }
+        let mut chosen = chosen.into_iter();
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.cards.drain(..).partition(|_| chosen.next() == Some(true));
+        self.cards = own;
+        for card in others {
+            self.forget(&card);
+        }
         Ok(self)
+    }
+
+    /// Takes away the node of a card, its files, and the nodes of capabilities that these name.
+    fn forget(&mut self, card: &Card) {
+        let gpu = format!("driver/nvidia/gpus/{}/", card.pci);
+        let capabilities = format!("driver/nvidia/capabilities/gpu{}/", card.minor);
+        self.proc_files
+            .retain(|(name, ..)| !name.starts_with(&gpu) && !name.starts_with(&capabilities));
+        let left = self.capability_minors();
+        self.chardevs.retain(|node| match node.kind {
+            FileKind::Gpu => node.minor != card.minor,
+            FileKind::Cap => left.contains(&node.minor),
+            _ => true,
+        });
+    }
+
+    fn no_such_card(&self, wanted: &str) -> FactsError {
+        let have: Vec<_> = self.cards.iter().enumerate().map(describe).collect();
+        FactsError::NoSuchCard { wanted: wanted.into(), have: have.join(", ") }
     }
 
     /// Without what the capabilities (bits of [`Capability`]) do not open: nvidia-uvm comes with
@@ -343,6 +353,32 @@ impl Facts {
             }
         }
     }
+}
+
+impl Card {
+    /// RM's number for it (`gpuGenerate32BitId`): the low half of the domain, bus and slot. 0,
+    /// which no card has, if its address is none.
+    pub fn gpu_id(&self) -> u32 {
+        let mut parts = self.pci.split([':', '.']).map(|part| u32::from_str_radix(part, 16).ok());
+        let mut next = || parts.next().flatten();
+        let (Some(domain), Some(bus), Some(slot)) = (next(), next(), next()) else { return 0 };
+        domain << 16 | (bus & 0xff) << 8 | slot & 0xff
+    }
+
+    /// Whether this is a name of the card, which is the host's `index`-th.
+    fn is_called(&self, wanted: &str, index: usize) -> bool {
+        wanted.parse() == Ok(index)
+            || self.uuid.as_ref().is_some_and(|uuid| uuid.eq_ignore_ascii_case(wanted))
+            || same_address(wanted, &self.pci)
+    }
+}
+
+/// A node of a simulated card.
+fn sim_node(name: String, kind: FileKind, minor: u32) -> Chardev {
+    let major_name = if kind == FileKind::Ctl { "nvidiactl" } else { "nvidia" };
+    let path = format!("/dev/{name}");
+    let (major, major_name, mode) = (MAJOR, major_name.into(), 0o666);
+    Chardev { name, path, kind, major, minor, major_name, mode }
 }
 
 /// NVIDIA's user mode makes and changes device nodes where this says 1. In the guest they are

@@ -120,21 +120,48 @@ fn a_configuration_space_read_in_part_has_no_capability_list() {
 fn a_card_is_selected_by_index_uuid_or_address() {
     let root = host();
     for wanted in ["1", "gpu-00000001-1111", "0000:41:00.0", "41:00.0", "00000000:41:00.0"] {
-        let facts = of(&root).select(Some(wanted)).unwrap();
+        let facts = of(&root).select(&[wanted.into()]).unwrap();
         assert_eq!(facts.cards.len(), 1, "{wanted}");
         assert_eq!(facts.cards[0].pci, "0000:41:00.0", "{wanted}");
         assert!(!node_names(&facts).contains(&"nvidia0"), "{wanted}");
         assert!(!proc_names(&facts).contains(&"gpus/0000:00:06.0/information"), "{wanted}");
         assert!(proc_names(&facts).contains(&"capabilities/gpu1/mig/gi0/access"), "{wanted}");
     }
-    let other = of(&root).select(Some("0")).unwrap();
+    let other = of(&root).select(&["0".into()]).unwrap();
     assert!(!proc_names(&other).contains(&"capabilities/gpu1/mig/gi0/access"));
-    assert_eq!(of(&root).select(None).unwrap(), of(&root));
+    assert_eq!(of(&root).select(&[]).unwrap(), of(&root));
+}
+
+#[test]
+fn a_capability_of_a_card_has_its_node_with_that_card_alone() {
+    let root = host();
+    fs::write(root.path().join("dev/nvidia-caps/nvidia-cap12"), b"").unwrap();
+    for (wanted, has_it) in [("all", true), ("0", false), ("1", true)] {
+        let facts = of(&root).select(&[wanted.into()]).unwrap();
+        let nodes = node_names(&facts);
+        assert_eq!(nodes.contains(&"nvidia-caps/nvidia-cap12"), has_it, "{wanted}");
+        assert!(nodes.contains(&"nvidia-caps/nvidia-cap1"), "{wanted}");
+    }
+}
+
+#[test]
+fn several_cards_are_selected_with_commas_and_all_of_them_by_that_word() {
+    let root = host();
+    let selected = |wanted: &[&str]| {
+        let wanted: Vec<_> = wanted.iter().map(|&name| name.into()).collect();
+        of(&root).select(&wanted).unwrap()
+    };
+    for wanted in [&["0", "1"][..], &["41:00.0", "gpu-00000000-1111"], &["1", "0", "1"], &["all"]] {
+        assert_eq!(selected(wanted), of(&root), "{wanted:?}");
+    }
+    assert_eq!(selected(&["1", "41:00.0"]).cards.len(), 1);
+    let error = of(&root).select(&["0".into(), "2".into()]).unwrap_err();
+    assert!(matches!(error, FactsError::NoSuchCard { wanted, .. } if wanted == "2"));
 }
 
 #[test]
 fn a_card_that_is_not_there_is_an_error_that_lists_what_is() {
-    let error = of(&host()).select(Some("7")).unwrap_err().to_string();
+    let error = of(&host()).select(&["7".into()]).unwrap_err().to_string();
     assert_eq!(
         error,
         "no card is 7; the host has 0: GPU-00000000-1111 at 0000:00:06.0, \
@@ -182,8 +209,39 @@ fn a_release_is_found_in_either_form_of_the_version_line() {
 }
 
 #[test]
+fn rms_number_of_a_card_is_made_of_its_address() {
+    let id = |pci: &str| Card { pci: pci.into(), ..of(&host()).cards[0].clone() }.gpu_id();
+    assert_eq!(id("0000:00:06.0"), 0x6);
+    assert_eq!(id("0000:41:00.0"), 0x4100);
+    assert_eq!(id("0002:e1:1f.0"), 0x2_e11f);
+    // A volume manager's domains are beyond 16 bits, of which RM takes the low ones.
+    assert_eq!(id("10000:01:00.0"), 0x100);
+    assert_eq!(id("none"), 0);
+    for card in (0..identity::MAX_CARDS).map(Identity::of) {
+        assert_eq!(id(&card.pci()), card.gpu_id());
+    }
+}
+
+#[test]
+fn each_of_several_simulated_cards_has_its_own_node_and_file() {
+    let facts = Facts::of_sim(2);
+    assert_eq!(node_names(&facts), ["nvidiactl", "nvidia0", "nvidia1"]);
+    for card in &facts.cards {
+        let name = format!("driver/nvidia/gpus/{}/information", card.pci);
+        let (_, _, text) = facts.proc_files.iter().find(|(known, ..)| *known == name).unwrap();
+        let text = String::from_utf8_lossy(text);
+        assert_eq!(field(&text, "GPU UUID"), card.uuid);
+        assert_eq!(field(&text, "Device Minor"), Some(card.minor.to_string()));
+    }
+    let second = facts.clone().select(&["1".into()]).unwrap();
+    assert_eq!(node_names(&second), ["nvidiactl", "nvidia1"]);
+    assert_eq!(proc_names(&second), ["version", "params", "gpus/0000:41:00.0/information"]);
+    assert_eq!(second.cards, facts.cards[1..]);
+}
+
+#[test]
 fn the_simulated_card_has_the_facts_of_a_card() {
-    let facts = Facts::of_sim().allowed(EVERYTHING);
+    let facts = Facts::of_sim(1).allowed(EVERYTHING);
     assert_eq!(node_names(&facts), ["nvidiactl", "nvidia0"]);
     let (_, _, version) = &facts.proc_files[0];
     assert_eq!(release_of(&String::from_utf8_lossy(version)).unwrap(), facts.release);
@@ -192,5 +250,5 @@ fn the_simulated_card_has_the_facts_of_a_card() {
     assert_eq!(field(&information, "GPU UUID"), facts.cards[0].uuid);
     assert_eq!(field(&information, "Device Minor").as_deref(), Some("0"));
     assert_eq!(facts.cards[0].config[..4], [0xde, 0x10, 0x35, 0x23]);
-    assert_eq!(facts.clone().select(Some("00:06.0")).unwrap(), facts);
+    assert_eq!(facts.clone().select(&["00:06.0".into()]).unwrap(), facts);
 }

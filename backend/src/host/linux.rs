@@ -85,7 +85,7 @@ mod tests {
 
     /// Any device that the machine has: what is tested is ours, not the driver's.
     fn node(path: &str) -> Node {
-        Node { path: path.into(), kind: FileKind::Ctl, minor: 0 }
+        Node { path: path.into(), kind: FileKind::Ctl, minor: 0, gpu_id: 0 }
     }
 
     #[test]

@@ -23,8 +23,10 @@ pub struct Node {
     pub path: String,
     /// What it is.
     pub kind: FileKind,
-    /// The card, for [`FileKind::Gpu`].
+    /// Its minor number.
     pub minor: u32,
+    /// RM's number of the card, for [`FileKind::Gpu`].
+    pub gpu_id: u32,
 }
 
 /// An open file of the driver.

@@ -57,6 +57,10 @@ pub mod escape {
     pub const MAP_MEMORY_DMA: u32 = 0x57;
     /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: client 0, memory 8, old 0x10, new 0x18.
     pub const UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
+    /// `NV_ESC_CARD_INFO`: places of 72 bytes, card 0x10.
+    pub const CARD_INFO: u32 = 200;
+    /// `NV_ESC_ATTACH_GPUS_TO_FD`: cards 0.
+    pub const ATTACH_GPUS_TO_FD: u32 = 212;
     /// `NV_ESC_SYS_PARAMS`: memory block size 0.
     pub const SYS_PARAMS: u32 = 214;
 }
@@ -127,7 +131,10 @@ impl Session {
             Ok(block) => block,
             Err((verdict, status)) => {
                 let what = prepared.what();
-                let answer = Answer::Status { offset: status_at, status };
+                let answer = match status_at {
+                    NO_OFFSET => Answer::Errno(Errno::EINVAL),
+                    offset => Answer::Status { offset, status },
+                };
                 let refused = Refused { verdict, what, answer };
                 self.refused(&refused);
                 return refused.finish(compiled, file.kind, &call, &mut bench.reply);
@@ -150,6 +157,7 @@ impl Session {
             self.after(file, &named, call.argument, (&prepared, block));
             self.arena_follows(call.argument, &prepared);
             self.show_budget(&mut prepared);
+            self.hide_cards(&mut prepared, status_at);
         }
         self.slices_follow(&mut prepared, asked_slice, done);
         self.settle(makes);
@@ -231,9 +239,11 @@ impl Session {
         if !matches!(file.kind, FileKind::Ctl | FileKind::Gpu) {
             return None;
         }
+        let refused = self.names_foreign_card(prepared);
         let argument = prepared.argument();
         let (client, object) = (u32_at(argument, 0), u32_at(argument, 8));
         match prepared.nr() {
+            _ if refused.is_some() => return refused,
             escape::FREE => self.evict_tree(client, object),
             escape::VID_HEAP_CONTROL if read_uint(argument, 8, 4) == Some(HEAP_FREE) => {
                 self.evict_tree(client, u32_at(argument, 0x2c));

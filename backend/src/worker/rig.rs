@@ -10,7 +10,7 @@ use super::session::{Common, Session};
 use super::start::{HostKind, Process, Start};
 use super::upstream::Upstream;
 use crate::budgets::VramMode;
-use crate::host::sim::{SimCard, SimHost, SimOptions};
+use crate::host::sim::{SimCards, SimHost, SimOptions};
 use crate::host::Node;
 use crate::rate::Rates;
 use crate::transport::link::{Kind, Message, Receiver, Sender};
@@ -34,11 +34,11 @@ pub fn broker() -> Arc<Upstream> {
     upstream
 }
 
-/// A session on the simulated card, whose guest has a control node.
+/// A session on a simulated card, whose guest has a control node and the card's.
 pub fn session() -> Session {
-    let card = SimCard::create(SimCard::DEFAULT_SIZE).unwrap();
+    let card = SimCards::create(1, SimCards::DEFAULT_SIZE).unwrap();
     let host = Arc::new(SimHost::new(card, SimOptions::default()).unwrap());
-    let node = Node { path: String::new(), kind: FileKind::Ctl, minor: 255 };
+    let node = |kind, minor| Some(Node { path: String::new(), kind, minor, gpu_id: 6 });
     let start = Start {
         worker: 1,
         host: HostKind::Sim,
@@ -54,7 +54,7 @@ pub fn session() -> Session {
         vram_mode: VramMode::Limit,
         weight: 10,
         compiled: Arc::default(),
-        nodes: Arc::new(vec![Some(node)]),
+        nodes: Arc::new(vec![node(FileKind::Ctl, 255), node(FileKind::Gpu, 0)]),
     };
     let common = Common {
         page: Arc::new(SlotPage::create().unwrap()),

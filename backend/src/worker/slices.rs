@@ -221,8 +221,11 @@ mod tests {
 
     /// A channel group that the session knows: its client and it.
     fn group(session: &Session) -> (u32, u32) {
-        let opened = session.open(&Caller::default(), OpenReq::default().as_bytes()).unwrap();
-        let file = session.file(opened.file.get()).unwrap();
+        let [file, _card] = [0, 1].map(|node| {
+            let request = OpenReq { node: node.into(), ..OpenReq::default() };
+            let opened = session.open(&Caller::default(), request.as_bytes()).unwrap();
+            session.file(opened.file.get()).unwrap()
+        });
         let client = allocate(session, &file, [0, 0, 0, 0x41]);
         let device = allocate(session, &file, [client, client, 7, 0x80]);
         let group = allocate(session, &file, [client, device, 8, CHANNEL_GROUP]);

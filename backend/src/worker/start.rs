@@ -113,7 +113,9 @@ impl Start {
         payload.extend_from_slice(compiled);
         for node in self.nodes.iter() {
             let line = match node {
-                Some(node) => format!("{} {} {}\n", node.kind as u8, node.minor, node.path),
+                Some(Node { path, kind, minor, gpu_id }) => {
+                    format!("{} {minor} {gpu_id} {path}\n", *kind as u8)
+                }
                 None => "-\n".to_owned(),
             };
             payload.extend_from_slice(line.as_bytes());
@@ -153,10 +155,11 @@ fn node(line: &str) -> Option<Option<Node>> {
     if line == "-" {
         return Some(None);
     }
-    let mut words = line.splitn(3, ' ');
+    let mut words = line.splitn(4, ' ');
     let kind = FileKind::from_number(words.next()?.parse().ok()?)?;
     let minor = words.next()?.parse().ok()?;
-    Some(Some(Node { path: words.next()?.to_owned(), kind, minor }))
+    let gpu_id = words.next()?.parse().ok()?;
+    Some(Some(Node { path: words.next()?.to_owned(), kind, minor, gpu_id }))
 }
 
 /// A range of guest memory and where it lies in its file.
@@ -227,7 +230,12 @@ mod tests {
             compiled: Arc::default(),
             nodes: Arc::new(vec![
                 None,
-                Some(Node { path: "/dev/nvidia0".into(), kind: FileKind::Gpu, minor: 0 }),
+                Some(Node {
+                    path: "/dev/nvidia1".into(),
+                    kind: FileKind::Gpu,
+                    minor: 1,
+                    gpu_id: 0x4100,
+                }),
             ]),
         };
         let payload = start.encode(&start.compiled.to_bytes());

@@ -12,6 +12,7 @@
 //! - `limits`: what a guest may have
 //! - `floods`: a million of what is malformed, and nothing dies or grows
 //! - `budgets`: what it has of the card
+//! - `cards`: several cards in one host, and guests of some of them
 //! - `admin`: what an admin asks and sets, and the same in metrics
 //! - `trace`: calls as an admin watches them
 //! - `endurance`: many of anything leave nothing behind
@@ -20,6 +21,7 @@ mod admin;
 mod arena;
 mod budgets;
 mod calls;
+mod cards;
 mod chains;
 mod common;
 mod endurance;

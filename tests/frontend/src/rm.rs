@@ -23,6 +23,7 @@ pub mod escape {
     pub const CARD_INFO: u32 = 200;
     pub const REGISTER_FD: u32 = 201;
     pub const ALLOC_OS_EVENT: u32 = 206;
+    pub const ATTACH_GPUS_TO_FD: u32 = 212;
     pub const SYS_PARAMS: u32 = 214;
 }
 
@@ -102,16 +103,6 @@ pub enum Where {
     System,
 }
 
-impl Where {
-    /// The node that memory of this kind is mapped through.
-    pub fn node(self) -> &'static str {
-        match self {
-            Self::Video => "nvidia0",
-            Self::System => "nvidiactl",
-        }
-    }
-}
-
 /// An error if RM's status is not 0: what failed, and the status.
 fn check(what: &'static str, status: u32) -> Result<()> {
     if status == 0 {
@@ -134,6 +125,8 @@ pub struct Client {
     pub ctl: File,
     /// The client's handle.
     pub root: u32,
+    /// The number of the card, which its node has too.
+    pub card: u32,
     /// The device's.
     pub device: u32,
     /// The subdevice's.
@@ -142,18 +135,43 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens a control file and makes a client, a device and a subdevice.
+    /// Opens a control file and makes a client, and a device and a subdevice of the first card.
     pub fn new(process: &Arc<Process>) -> Result<Self> {
+        Self::on(process, 0)
+    }
+
+    /// The same of another card.
+    pub fn on(process: &Arc<Process>, card: u32) -> Result<Self> {
+        let mut client = Self::bare(process, card)?;
+        // RM makes devices for who has the card open, and does not ask again.
+        let node = client.node()?;
+        client.device = client.device_of(card)?;
+        node.close()?;
+        client.subdevice = client.make(client.device, class::SUBDEVICE, &mut [0; 4])?;
+        Ok(client)
+    }
+
+    /// Opens a control file and makes a client without a device.
+    pub fn bare(process: &Arc<Process>, card: u32) -> Result<Self> {
         let ctl = process.open("nvidiactl")?;
         let mut root = Alloc { class: class::CLIENT, ..Alloc::default() };
         // SAFETY: there is no pointer in it.
         unsafe { ctl.rm(escape::ALLOC, &mut root, &ByHandle)? };
         check("making a client", root.status)?;
         let next = AtomicU32::new(0x5a00_0001);
-        let mut client = Self { ctl, root: root.handle, device: 0, subdevice: 0, next };
-        client.device = client.make(client.root, class::DEVICE, &mut [0; 56])?;
-        client.subdevice = client.make(client.device, class::SUBDEVICE, &mut [0; 4])?;
-        Ok(client)
+        Ok(Self { ctl, root: root.handle, card, device: 0, subdevice: 0, next })
+    }
+
+    /// A device of a card.
+    pub fn device_of(&self, card: u32) -> Result<u32> {
+        let mut params = [0; 56];
+        params[..4].copy_from_slice(&card.to_le_bytes());
+        self.make(self.root, class::DEVICE, &mut params)
+    }
+
+    /// Opens the card's node.
+    pub fn node(&self) -> Result<File> {
+        self.ctl.process.open(&format!("nvidia{}", self.card))
     }
 
     /// The same client, its calls on another queue.
@@ -161,6 +179,7 @@ impl Client {
         Self {
             ctl: File { slot, ..self.ctl.clone() },
             root: self.root,
+            card: self.card,
             device: self.device,
             subdevice: self.subdevice,
             next: AtomicU32::new(self.next.fetch_add(1 << 16, Ordering::Relaxed)),
@@ -324,7 +343,10 @@ impl Client {
 
     /// Arms a new file with memory and maps it, as user mode does.
     pub fn map(&self, place: Where, memory: u32, length: u64) -> Result<Mapped> {
-        let file = self.ctl.process.open(place.node())?;
+        let file = match place {
+            Where::Video => self.node()?,
+            Where::System => self.ctl.process.open("nvidiactl")?,
+        };
         let (status, linear) = self.arm(&file, memory, length)?;
         check("RM_MAP_MEMORY", status)?;
         let mapping = file.map(length, true)?;
@@ -348,7 +370,7 @@ impl Client {
 
     /// A card's file that becomes readable when [`Client::fire`] says so; the event.
     pub fn event(&self) -> Result<(File, u32)> {
-        let file = self.ctl.process.open("nvidia0")?;
+        let file = self.node()?;
         // CAST: a handle has 31 bits.
         let mut ctl = self.ctl.handle as i32;
         // SAFETY: there is no pointer in either.

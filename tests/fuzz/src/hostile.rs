@@ -48,7 +48,7 @@ impl Setup {
         std::thread::spawn(move || start_workers(&theirs, &new));
         let settings = Settings {
             compiled: Arc::new(measured(9).clone()),
-            nodes: Nodes::new(&Facts::of_sim()),
+            nodes: Nodes::new(&Facts::of_sim(1)),
             host: HostKind::Sim,
             card: None,
             window_size: WINDOW,

@@ -17,7 +17,7 @@ use vhost_user_nvguest::broker::shares::Shares;
 use vhost_user_nvguest::budgets::VramMode;
 use vhost_user_nvguest::errno::Errno;
 use vhost_user_nvguest::host::facts::Facts;
-use vhost_user_nvguest::host::sim::{SimCard, SimHost, SimOptions};
+use vhost_user_nvguest::host::sim::{SimCards, SimHost, SimOptions};
 use vhost_user_nvguest::host::{Host, Node};
 use vhost_user_nvguest::limits::{Limits, Live, TABLE};
 use vhost_user_nvguest::marshal::Scratch;
@@ -96,7 +96,7 @@ struct Worker {
 
 fn nodes() -> Arc<Vec<Option<Node>>> {
     static NODES: OnceLock<Arc<Vec<Option<Node>>>> = OnceLock::new();
-    Arc::clone(NODES.get_or_init(|| Arc::new(Nodes::new(&Facts::of_sim()).devices)))
+    Arc::clone(NODES.get_or_init(|| Arc::new(Nodes::new(&Facts::of_sim(1)).devices)))
 }
 
 fn compiled() -> Arc<nvguest_abi::compiled::Compiled> {
@@ -117,7 +117,7 @@ impl Worker {
         let file = arena.file().as_fd().try_clone_to_owned().expect("a descriptor");
         let shared = Shared::map(file, ARENA).expect("address space");
         let its_arena = WorkerArena::new(shared, Arc::clone(&upstream)).expect("address space");
-        let card = SimCard::create(SimCard::DEFAULT_SIZE).expect("a card");
+        let card = SimCards::create(1, SimCards::DEFAULT_SIZE).expect("a card");
         let host = Arc::new(SimHost::new(card, SimOptions::default()).expect("a card"));
         let page = Arc::new(SlotPage::create().expect("a page"));
         let driver: Arc<dyn Host> = Arc::<SimHost>::clone(&host);

@@ -150,7 +150,7 @@ fn start() {
         arena_size: 4 << 30,
         compiled: compiled.into(),
         nodes: vhost_user_nvguest::broker::nodes::Nodes::new(
-            &vhost_user_nvguest::host::facts::Facts::of_sim(),
+            &vhost_user_nvguest::host::facts::Facts::of_sim(1),
         )
         .devices
         .into(),

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::memfd::{memfd_create, MFdFlags};
 use tempfile::TempDir;
 
 use crate::accel::Accel;
@@ -69,6 +71,8 @@ pub struct Builder {
     append: String,
     shares: Vec<(PathBuf, String)>,
     env: Vec<(String, String)>,
+    gpus: Vec<String>,
+    sim_cards: Option<u32>,
     backend_args: Vec<String>,
     qemu_args: Vec<String>,
     patience: Duration,
@@ -101,6 +105,8 @@ impl Rig {
             append: String::new(),
             shares: Vec::new(),
             env: Vec::new(),
+            gpus: Vec::new(),
+            sim_cards: None,
             backend_args: Vec::new(),
             qemu_args: Vec::new(),
             patience: Duration::from_secs(90),
@@ -173,6 +179,19 @@ impl Builder {
     /// How many guests.
     pub fn guests(mut self, count: usize) -> Self {
         self.guests = count;
+        self
+    }
+
+    /// A guest for each of these choices of the host's cards, as the backend's `--gpu` takes them.
+    pub fn gpus<S: Into<String>>(mut self, choices: impl IntoIterator<Item = S>) -> Self {
+        self.gpus = choices.into_iter().map(Into::into).collect();
+        self.guests = self.gpus.len();
+        self
+    }
+
+    /// Has all guests share one simulated host, which has so many cards.
+    pub fn sim_cards(mut self, count: u32) -> Self {
+        self.sim_cards = Some(count);
         self
     }
 
@@ -275,7 +294,9 @@ impl Builder {
             .prefix("nvguest-")
             .tempdir()
             .context("create a folder for sockets and logs")?;
-        let seed = Seed { wish: &self, assets: &assets, accel, host, root: folder.path() };
+        let cards = self.sim_cards.map(|_| shared_cards()).transpose()?;
+        let root = folder.path();
+        let seed = Seed { wish: &self, assets: &assets, accel, host, root, cards: cards.as_ref() };
         let starting: Vec<Starting> =
             (0..self.guests).map(|index| seed.start(index)).collect::<Result<_>>()?;
         let guests = starting.into_iter().map(|it| it.finish(&self)).collect::<Result<_>>()?;
@@ -333,6 +354,12 @@ impl Builder {
     }
 }
 
+/// A memory file for the first backend to make a host's. It lives on in those that have it.
+fn shared_cards() -> Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    memfd_create("nvguest-cards", flags).context("make a file for simulated cards")
+}
+
 fn tag(index: usize) -> String {
     format!("share{index}")
 }
@@ -344,6 +371,8 @@ struct Seed<'a> {
     accel: Accel,
     host: Option<Host>,
     root: &'a Path,
+    /// The memory file of the simulated host that all guests share.
+    cards: Option<&'a OwnedFd>,
 }
 
 /// A guest whose QEMU has been started.
@@ -364,7 +393,7 @@ impl Seed<'_> {
         let folder = self.root.join(&name);
         fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
         let backend = match self.host {
-            Some(host) => Some(self.start_backend(&name, &folder, host)?),
+            Some(host) => Some(self.start_backend(index, &folder, host)?),
             None => None,
         };
         let agent = folder.join("agent");
@@ -394,9 +423,15 @@ impl Seed<'_> {
         Ok(Starting { name, qemu, backend, listener, kernel, folder, serial, since })
     }
 
-    fn start_backend(&self, name: &str, folder: &Path, host: Host) -> Result<Daemon> {
+    fn start_backend(&self, index: usize, folder: &Path, host: Host) -> Result<Daemon> {
         let socket = folder.join("backend");
-        let mut argv = vec![self.assets.backend().to_string_lossy().into_owned()];
+        let mut argv = vec!["env".to_owned()];
+        if let (Some(count), Some(cards)) = (self.wish.sim_cards, self.cards) {
+            argv.push(format!("NVGUEST_SIM_CARDS={count}"));
+            let (pid, fd) = (std::process::id(), cards.as_raw_fd());
+            argv.push(format!("NVGUEST_SIM_HOST=/proc/{pid}/fd/{fd}"));
+        }
+        argv.push(self.assets.backend().to_string_lossy().into_owned());
         argv.extend(["--socket-path".to_owned(), socket.to_string_lossy().into_owned()]);
         let admin = folder.join("admin");
         argv.extend(["--admin-socket".to_owned(), admin.to_string_lossy().into_owned()]);
@@ -407,6 +442,7 @@ impl Seed<'_> {
         if !self.wish.backend_args.iter().any(|word| word == "--log-level") {
             argv.extend(["--log-level", "info"].map(str::to_owned));
         }
+        argv.extend(self.wish.gpus.get(index).map(|gpu| format!("--gpu={gpu}")));
         argv.extend(self.wish.backend_args.iter().cloned());
         let mut backend = Daemon::start("the backend", &argv, &folder.join("backend.log"))?;
         let deadline = Instant::now() + BACKEND_PATIENCE;
@@ -414,13 +450,13 @@ impl Seed<'_> {
         while !is_listening(&socket) {
             if let Some(status) = backend.ended()? {
                 bail!(
-                    "{name}: the backend ended with {status} before it listened:\n{}",
+                    "guest{index}: the backend ended with {status} before it listened:\n{}",
                     backend.log_tail(40)
                 );
             }
             if Instant::now() > deadline {
                 bail!(
-                    "{name}: the backend does not listen after {BACKEND_PATIENCE:?}:\n{}",
+                    "guest{index}: the backend does not listen after {BACKEND_PATIENCE:?}:\n{}",
                     backend.log_tail(40)
                 );
             }

@@ -30,9 +30,10 @@ struct Userd {
     offset: u64,
 }
 
-/// The channels of one worker, and their doorbell.
-#[derive(Debug, Default)]
+/// The channels that one worker has of one card, and their doorbell.
+#[derive(Debug)]
 pub struct Channels {
+    card: u32,
     state: Mutex<State>,
 }
 
@@ -46,6 +47,11 @@ struct State {
 }
 
 impl Channels {
+    /// None yet.
+    pub fn of(card: u32) -> Self {
+        Self { card, state: Mutex::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -56,7 +62,8 @@ impl Channels {
         if let Some(page) = &state.page {
             return Ok(Arc::clone(page));
         }
-        let page = Arc::new(Memory::doorbell(Arc::new(sealed_file("nvguest-doorbell", DOORBELL)?)));
+        let file = Arc::new(sealed_file("nvguest-doorbell", DOORBELL)?);
+        let page = Arc::new(Memory::doorbell(self.card, file));
         state.page = Some(Arc::clone(&page));
         Ok(page)
     }
@@ -69,8 +76,8 @@ impl Channels {
         let token = state.last;
         state.channels.insert(token, userd.map(|(memory, offset)| Userd { memory, offset }));
         if !state.looking {
-            let inner = Arc::downgrade(inner);
-            thread::Builder::new().name("sim-doorbell".into()).spawn(move || look(&inner))?;
+            let (inner, card) = (Arc::downgrade(inner), self.card);
+            thread::Builder::new().name("sim-doorbell".into()).spawn(move || look(&inner, card))?;
             state.looking = true;
         }
         Ok(token)
@@ -104,15 +111,16 @@ impl Channels {
         }
         drop(state);
         if done {
-            inner.events().notify_work(0);
+            inner.events().notify_work(self.card, 0);
         }
         Ok(true)
     }
 }
 
-fn look(inner: &Weak<Inner>) {
+fn look(inner: &Weak<Inner>, card: u32) {
     while let Some(inner) = inner.upgrade() {
-        match inner.channels.serve(&inner) {
+        let Some(channels) = inner.channels(card) else { return };
+        match channels.serve(&inner) {
             Ok(true) => (),
             Ok(false) => return,
             Err(error) => tracing::error!(%error, "simulated card: a doorbell could not be served"),

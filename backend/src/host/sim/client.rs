@@ -83,6 +83,8 @@ pub struct Object {
     pub class: u32,
     /// The handle that it is freed with.
     pub parent: u32,
+    /// The card that it is of; a client is of none.
+    pub card: Option<u32>,
     /// Its memory, if it is such.
     pub memory: Option<Arc<Memory>>,
     /// The number of its channel, if it is one.
@@ -93,9 +95,9 @@ pub struct Object {
 
 impl Object {
     /// One without memory.
-    pub fn plain(class: u32, parent: u32) -> Self {
+    pub fn plain(class: u32, parent: u32, card: Option<u32>) -> Self {
         let slice = (class == CHANNEL_GROUP).then(|| Arc::new(DEFAULT_SLICE_US.into()));
-        Self { class, parent, memory: None, channel: None, slice }
+        Self { class, parent, card, memory: None, channel: None, slice }
     }
 }
 
@@ -112,7 +114,7 @@ pub struct Owned {
 /// A client.
 #[derive(Debug)]
 pub struct Client {
-    /// Its handle, of which the card has one.
+    /// Its handle, of which the driver has one.
     pub handle: u32,
     /// The control file that made it.
     pub owner: u64,
@@ -128,7 +130,7 @@ impl Client {
     /// A client without objects but itself.
     pub fn new(handle: u32, owner: u64) -> Self {
         let mut owned = Owned { next_handle: PICKED, next_linear: LINEAR, ..Owned::default() };
-        owned.objects.insert(handle, Object::plain(CLIENT, 0));
+        owned.objects.insert(handle, Object::plain(CLIENT, 0, None));
         Self { handle, owner, owned: Mutex::new(owned) }
     }
 
@@ -142,6 +144,11 @@ impl Owned {
     /// The object with this handle.
     pub fn get(&self, handle: u32) -> Option<&Object> {
         self.objects.get(&handle)
+    }
+
+    /// The card that the object with this handle is of.
+    pub fn card_of(&self, handle: u32) -> Option<u32> {
+        self.get(handle)?.card
     }
 
     /// Whether an object of `class` may be made under `parent` with `handle`, and the handle it

@@ -9,8 +9,9 @@ use zerocopy::FromBytes;
 use super::client::{self, Object};
 use super::escape::{Answer, Call};
 use super::events::SOFTWARE;
+use super::identity::{self, Identity};
 use super::layout::{Control, Preempt, SetNotification};
-use super::{identity, status, Inner, CRASH_US};
+use super::{status, Inner, CRASH_US};
 use crate::errno::Errno;
 
 /// A method: its command, the classes that have it, its size, and what it does.
@@ -24,6 +25,8 @@ struct Method {
 /// What a method is called on.
 struct On<'a> {
     inner: &'a Inner,
+    /// The object's card. No method of a client asks for one.
+    card: Identity,
     client: u32,
     handle: u32,
     object: Object,
@@ -56,6 +59,10 @@ const METHODS: &[Method] = &[
     // GPU_GET_PROBED_IDS, GPU_GET_PCI_INFO
     method(0x214, ROOT, 384, probed_ids),
     method(0x21b, ROOT, 12, pci_info),
+    // GPU_GET_UUID_INFO, GPU_GET_UUID_FROM_GPU_ID, GPU_GET_ACTIVE_DEVICE_IDS
+    method(0x274, ROOT, 272, uuid_info),
+    method(0x275, ROOT, 268, uuid_of),
+    method(0x288, ROOT, 3076, active_devices),
     // GPU_GET_NUM_SUBDEVICES
     method(0x80_0280, &[client::DEVICE], 4, one),
     // GPU_GET_NAME_STRING, GPU_GET_ID, GPU_GET_GID_INFO
@@ -113,7 +120,8 @@ impl Call<'_, '_> {
             return Ok(status::INVALID_ARGUMENT);
         }
         let inner = self.inner;
-        let on = On { inner, client: client.handle, handle: argument.object, object };
+        let card = Identity::of(object.card.unwrap_or_default());
+        let on = On { inner, card, client: client.handle, handle: argument.object, object };
         if size == 0 {
             return (method.run)(&on, &mut []);
         }
@@ -157,51 +165,91 @@ fn one(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     Ok(status::OK)
 }
 
-fn attached_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+fn attached_ids(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     params.fill(0xff);
-    put_u32(params, 0, identity::GPU_ID);
-    Ok(status::OK)
-}
-
-fn probed_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    params[..256].fill(0xff);
-    params[256..].fill(0);
-    put_u32(params, 0, identity::GPU_ID);
-    Ok(status::OK)
-}
-
-fn device_ids(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    put_u32(params, 0, 1);
-    Ok(status::OK)
-}
-
-/// Everything of the one card is number 0, but its board and its NUMA node, which it has none of.
-fn id_info_v2(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    if get_u32(params, 0) != identity::GPU_ID {
-        return Ok(status::INVALID_ARGUMENT);
+    for card in on.inner.cards.all() {
+        put_u32(params, 4 * card.number as usize, card.gpu_id());
     }
+    Ok(status::OK)
+}
+
+/// Attached ones, excluded ones, and flags of the first.
+fn probed_ids(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    params[256..].fill(0);
+    params[128..256].fill(0xff);
+    attached_ids(on, &mut params[..128])
+}
+
+fn device_ids(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    put_u32(params, 0, on.inner.cards.all().fold(0, |mask, card| mask | 1 << card.number));
+    Ok(status::OK)
+}
+
+/// The card that the parameters name at `at`.
+fn named(on: &On<'_>, params: &[u8], at: usize) -> Option<Identity> {
+    on.inner.cards.all().find(|card| card.gpu_id() == get_u32(params, at))
+}
+
+/// Instances of device and card are its number, all else is number 0, but its board and its NUMA
+/// node, which it has none of.
+fn id_info_v2(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(card) = named(on, params, 0) else { return Ok(status::INVALID_ARGUMENT) };
     params[4..].fill(0);
+    put_u32(params, 8, card.number);
+    put_u32(params, 0x18, card.number);
     put_u32(params, 0x1c, u32::MAX);
     Ok(status::OK)
 }
 
 /// As above, with a pointer at 0x10 that the driver never writes through.
-fn id_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    if get_u32(params, 0) != identity::GPU_ID {
-        return Ok(status::INVALID_ARGUMENT);
-    }
+fn id_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(card) = named(on, params, 0) else { return Ok(status::INVALID_ARGUMENT) };
     params[4..0x10].fill(0);
     params[0x18..].fill(0);
+    put_u32(params, 8, card.number);
+    put_u32(params, 0x20, card.number);
     put_u32(params, 0x24, u32::MAX);
     Ok(status::OK)
 }
 
-fn pci_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    if get_u32(params, 0) != identity::GPU_ID {
-        return Ok(status::INVALID_ARGUMENT);
-    }
+fn pci_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(card) = named(on, params, 0) else { return Ok(status::INVALID_ARGUMENT) };
     put_u32(params, 4, 0);
-    put_u32(params, 8, u32::from(identity::SLOT) << 16);
+    put_u32(params, 8, u32::from(card.slot) << 16 | u32::from(card.bus));
+    Ok(status::OK)
+}
+
+/// How many, and of each its card and its MIG instances, of which there are none.
+fn active_devices(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let mut count = 0;
+    for (card, place) in on.inner.cards.all().zip(params[4..].chunks_exact_mut(12)) {
+        place.fill(0xff);
+        put_u32(place, 0, card.gpu_id());
+        count += 1;
+    }
+    put_u32(params, 0, count);
+    Ok(status::OK)
+}
+
+/// Which card has this UUID, in bytes or as text by the flags at 256.
+fn uuid_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let flags = get_u32(params, 256);
+    let has = |card: &Identity| uuid(*card, flags).is_some_and(|uuid| params.starts_with(&uuid));
+    let Some(card) = on.inner.cards.all().find(has) else { return Ok(status::OBJECT_NOT_FOUND) };
+    put_u32(params, 260, card.gpu_id());
+    put_u32(params, 264, card.number);
+    put_u32(params, 268, 0);
+    Ok(status::OK)
+}
+
+/// The UUID of the card that is named.
+fn uuid_of(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(card) = named(on, params, 0) else { return Ok(status::OBJECT_NOT_FOUND) };
+    let Some(uuid) = uuid(card, get_u32(params, 4)) else { return Ok(status::INVALID_ARGUMENT) };
+    params[8..264].fill(0);
+    params[8..8 + uuid.len()].copy_from_slice(&uuid);
+    // CAST: 41 at most.
+    put_u32(params, 264, uuid.len() as u32);
     Ok(status::OK)
 }
 
@@ -214,8 +262,8 @@ fn bus_pci_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
     Ok(status::OK)
 }
 
-fn gpu_id(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    put_u32(params, 0, identity::GPU_ID);
+fn gpu_id(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    put_u32(params, 0, on.card.gpu_id());
     Ok(status::OK)
 }
 
@@ -234,15 +282,17 @@ fn name_string(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
 }
 
 /// Flags 0 ask for text, 2 for bytes.
-fn gid_info(_: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    let gid = match get_u32(params, 4) {
-        0 => {
-            let mut text = identity::uuid_text().into_bytes();
-            text.push(0);
-            text
-        }
-        2 => identity::UUID.to_vec(),
-        _ => return Ok(status::INVALID_ARGUMENT),
+fn uuid(card: Identity, flags: u32) -> Option<Vec<u8>> {
+    match flags {
+        0 => Some([card.uuid_text().as_bytes(), &[0]].concat()),
+        2 => Some(card.uuid().to_vec()),
+        _ => None,
+    }
+}
+
+fn gid_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
+    let Some(gid) = uuid(on.card, get_u32(params, 4)) else {
+        return Ok(status::INVALID_ARGUMENT);
     };
     params[12..].fill(0);
     params[12..12 + gid.len()].copy_from_slice(&gid);
@@ -258,12 +308,12 @@ fn set_notification(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
 }
 
 fn trigger(on: &On<'_>, _: &mut [u8]) -> Result<u32, Errno> {
-    on.inner.events().notify(SOFTWARE);
+    on.inner.events().notify(on.card.number, SOFTWARE);
     Ok(status::OK)
 }
 
 fn trigger_fifo(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
-    on.inner.events().notify_work(get_u32(params, 0));
+    on.inner.events().notify_work(on.card.number, get_u32(params, 0));
     Ok(status::OK)
 }
 
@@ -285,7 +335,7 @@ fn fb_info(on: &On<'_>, params: &mut [u8]) -> Result<u32, Errno> {
 }
 
 fn fb_entries(on: &On<'_>, list: &mut [u8]) -> Result<u32, Errno> {
-    let usage = on.inner.card.usage()?;
+    let usage = on.inner.cards.usage(on.card.number)?;
     let kib = |bytes: u64| u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
     for at in (0..list.len() / 8).map(|index| index * 8) {
         let value = match get_u32(list, at) {

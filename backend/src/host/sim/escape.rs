@@ -7,7 +7,6 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use nvguest_abi::FileKind;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::client::Client;
@@ -56,7 +55,7 @@ impl<'a, 'f> Call<'a, 'f> {
             0x52 => self.get_event(),
             201 => self.register_file(),
             218 => self.open_complete(),
-            _ if self.file.kind == FileKind::Ctl => self.run_control_node(),
+            _ if self.file.card.is_none() => self.run_control_node(),
             215 => self.numa_info(),
             _ => Err(Errno::EINVAL),
         }
@@ -131,20 +130,22 @@ impl<'a, 'f> Call<'a, 'f> {
         self.inner.client(handle, self.file)
     }
 
-    /// CARD_INFO: an array with a slot for each card.
+    /// CARD_INFO: an array with a place for each card, or EINVAL.
     fn card_info(&mut self) -> Answer {
-        let size = self.size;
+        const PLACE: usize = size_of::<CardInfo>();
+        let cards = self.inner.cards.all();
         let bytes = self.argument_bytes()?;
-        if size < size_of::<CardInfo>() {
-            return Err(Errno::EINVAL);
-        }
-        let mut info = CardInfo::new_zeroed();
-        info.valid = 1;
-        info.slot = identity::SLOT;
-        [info.vendor, info.device] = identity::PCI_ID;
-        info.gpu_id = identity::GPU_ID;
         bytes.fill(0);
-        bytes[..size_of::<CardInfo>()].copy_from_slice(info.as_bytes());
+        let mut places = bytes.chunks_exact_mut(PLACE);
+        for card in cards {
+            let place = places.next().ok_or(Errno::EINVAL)?;
+            let mut info = CardInfo::new_zeroed();
+            info.valid = 1;
+            (info.bus, info.slot) = (card.bus, card.slot);
+            [info.vendor, info.device] = identity::PCI_ID;
+            (info.gpu_id, info.minor) = (card.gpu_id(), card.number);
+            place.copy_from_slice(info.as_bytes());
+        }
         Ok(0)
     }
 
@@ -177,13 +178,14 @@ impl<'a, 'f> Call<'a, 'f> {
 
     /// ATTACH_GPUS_TO_FD: once a file, zeroes are skipped.
     fn attach(&mut self) -> Answer {
-        let file = self.file;
+        let (file, cards) = (self.file, &self.inner.cards);
         let bytes = self.argument_bytes()?;
         if bytes.is_empty() || bytes.len() % 4 != 0 || file.state().attached {
             return Err(Errno::EINVAL);
         }
-        let known = [[0; 4], identity::GPU_ID.to_le_bytes()];
-        if bytes.chunks_exact(4).any(|id| known.iter().all(|known| known != id)) {
+        let known =
+            |id: &[u8]| id == [0; 4] || cards.all().any(|card| card.gpu_id().to_le_bytes() == id);
+        if !bytes.chunks_exact(4).all(known) {
             return Err(Errno::EINVAL);
         }
         file.state().attached = true;
@@ -198,7 +200,7 @@ impl<'a, 'f> Call<'a, 'f> {
         }
         let control = self.named_file(fd)?;
         let itself = control.number == self.file.number;
-        if control.kind != FileKind::Ctl || itself || control.state().joined.is_some() {
+        if control.card.is_some() || itself || control.state().joined.is_some() {
             return Err(Errno::EINVAL);
         }
         let mut state = self.file.state();
@@ -289,8 +291,7 @@ impl<'a, 'f> Call<'a, 'f> {
             return Ok(Err(status::INVALID_ARGUMENT));
         }
         let target = self.named_file(argument.fd)?;
-        let kind = if memory.is_device() { FileKind::Gpu } else { FileKind::Ctl };
-        if target.kind != kind {
+        if target.card != memory.card() {
             return Ok(Err(status::INVALID_ARGUMENT));
         }
         let start = argument.offset - argument.offset % PAGE;

@@ -43,8 +43,23 @@ struct Event {
     client: u32,
     handle: u32,
     source: u32,
+    /// The card whose events it is told of.
+    card: Option<u32>,
     notify: u32,
     file: Arc<SimFile>,
+}
+
+/// What an event is to tell of, and to whom.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The object whose events they are.
+    pub source: u32,
+    /// The card that this is of.
+    pub card: Option<u32>,
+    /// Index and flags.
+    pub notify: u32,
+    /// The number of a key's file.
+    pub fd: u32,
 }
 
 impl Event {
@@ -96,14 +111,15 @@ impl Events {
         status::OK
     }
 
-    /// An event object of `source`, whose `data` is the number of a key's file.
-    pub fn add(&mut self, names: (u32, u32), source: u32, notify: u32, fd: u32) -> u32 {
+    /// An event object.
+    pub fn add(&mut self, names: (u32, u32), wanted: Wanted) -> u32 {
         let (client, handle) = names;
+        let Wanted { source, card, notify, fd } = wanted;
         let Some(key) = self.keys.iter().find(|key| (key.client, key.fd) == (client, fd)) else {
             return status::OBJECT_NOT_FOUND;
         };
         let file = Arc::clone(&key.file);
-        self.events.push(Event { client, handle, source, notify, file });
+        self.events.push(Event { client, handle, source, card, notify, file });
         status::OK
     }
 
@@ -145,28 +161,30 @@ impl Events {
         status::OK
     }
 
-    /// The card's own events of `index` (`gpuNotifySubDeviceEvent`): every source that has the
+    /// A card's own events of `index` (`gpuNotifySubDeviceEvent`): every source on it that has the
     /// notification on, of every client.
-    pub fn notify(&mut self, index: u32) {
+    pub fn notify(&mut self, card: u32, index: u32) {
         for (&(client, source, of), action) in &mut self.actions {
-            if of != index || *action == DISABLE {
+            let here = |event: &&Event| {
+                (event.client, event.source, event.card) == (client, source, Some(card))
+            };
+            let mut here = self.events.iter().filter(here).peekable();
+            if of != index || *action == DISABLE || here.peek().is_none() {
                 continue;
             }
-            let here = |event: &&Event| {
-                (event.client, event.source, event.index()) == (client, source, index)
-            };
-            self.events.iter().filter(here).for_each(Event::post);
+            here.filter(|event| event.index() == index).for_each(Event::post);
             if *action == SINGLE {
                 *action = DISABLE;
             }
         }
     }
 
-    /// The events of finished work (`engineNonStallIntrNotifyEvent`): the one with this handle,
-    /// or all where it is zero.
-    pub fn notify_work(&self, handle: u32) {
+    /// The events of a card's finished work (`engineNonStallIntrNotifyEvent`): the one with this
+    /// handle, or all where it is zero.
+    pub fn notify_work(&self, card: u32, handle: u32) {
         let wanted = |event: &&Event| {
-            event.notify & NON_STALL != 0
+            event.card == Some(card)
+                && event.notify & NON_STALL != 0
                 && event.index() == FIFO
                 && (handle == 0 || event.handle == handle)
         };

@@ -14,10 +14,10 @@ use super::memory::Source;
 /// One open file.
 #[derive(Debug)]
 pub struct SimFile {
-    /// Its number, of all files of the card.
+    /// Its number, of all files of the cards.
     pub number: u64,
-    /// What it is.
-    pub kind: FileKind,
+    /// The card whose node it is; none: the control node.
+    pub card: Option<u32>,
     state: Mutex<FileState>,
     /// Written at every event; whoever watches it edge-triggered is woken by each.
     ready: EventFd,
@@ -51,10 +51,15 @@ pub struct Armed {
 
 impl SimFile {
     /// Makes one, and the descriptor where its readiness shows.
-    pub fn new(number: u64, kind: FileKind) -> io::Result<(Self, OwnedFd)> {
+    pub fn new(number: u64, card: Option<u32>) -> io::Result<(Self, OwnedFd)> {
         let ready = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let watched = ready.as_fd().try_clone_to_owned()?;
-        Ok((Self { number, kind, state: Mutex::default(), ready }, watched))
+        Ok((Self { number, card, state: Mutex::default(), ready }, watched))
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> FileKind {
+        self.card.map_or(FileKind::Ctl, |_| FileKind::Gpu)
     }
 
     /// What changes of it.

@@ -1,4 +1,4 @@
-//! Memory objects: a range of the card, a memory file of the machine, or the doorbell page.
+//! Memory objects: a range of a card, a memory file of the machine, or the doorbell page.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::card::{Card, Range};
+use super::cards::{Cards, Range, Wanted};
 use crate::transport::shared::{sealed_file, Piece};
 
 /// What the machine's memory is allocated in.
@@ -25,14 +25,18 @@ pub struct Memory {
 #[derive(Debug)]
 enum Store {
     Video {
-        card: Arc<Card>,
+        cards: Arc<Cards>,
+        card: u32,
         range: Range,
         owner: AtomicU64,
         abandoned: AtomicBool,
     },
     /// Made when it is first mapped, read or written: many objects never are.
     System(OnceLock<Arc<File>>),
-    Doorbell(Arc<File>),
+    Doorbell {
+        card: u32,
+        file: Arc<File>,
+    },
     /// The program's own, which RM pinned.
     Registered(Piece),
 }
@@ -40,7 +44,7 @@ enum Store {
 /// Where a VMM finds memory.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// At this offset of the card's file.
+    /// At this offset of the cards' file.
     Card(u64),
     /// At the start of this memory file.
     Own(Arc<File>),
@@ -48,18 +52,13 @@ pub enum Source {
 
 impl Memory {
     /// Allocates video memory for the open file `owner`; `None` if there is not enough.
-    pub fn video(
-        card: &Arc<Card>,
-        owner: u64,
-        size: u64,
-        align: u64,
-        clear: bool,
-    ) -> io::Result<Option<Self>> {
-        let range = card.allocate(owner, size, align, clear)?;
+    pub fn video(cards: &Arc<Cards>, owner: u64, wanted: &Wanted) -> io::Result<Option<Self>> {
+        let range = cards.allocate(owner, wanted)?;
         Ok(range.map(|range| Self {
             size: range.length,
             store: Store::Video {
-                card: Arc::clone(card),
+                cards: Arc::clone(cards),
+                card: wanted.card,
                 range,
                 owner: owner.into(),
                 abandoned: false.into(),
@@ -73,9 +72,9 @@ impl Memory {
         Some(Self { size, store: Store::System(OnceLock::new()) })
     }
 
-    /// The doorbell page, behind `file`.
-    pub fn doorbell(file: Arc<File>) -> Self {
-        Self { size: DOORBELL, store: Store::Doorbell(file) }
+    /// A card's doorbell page, behind `file`.
+    pub fn doorbell(card: u32, file: Arc<File>) -> Self {
+        Self { size: DOORBELL, store: Store::Doorbell { card, file } }
     }
 
     /// Memory that the program registered.
@@ -83,9 +82,12 @@ impl Memory {
         Self { size: piece.length, store: Store::Registered(piece) }
     }
 
-    /// Whether a card's node maps it, and not the control node.
-    pub fn is_device(&self) -> bool {
-        !matches!(self.store, Store::System(_) | Store::Registered(_))
+    /// The card whose node maps it; none: the control node does.
+    pub fn card(&self) -> Option<u32> {
+        match self.store {
+            Store::Video { card, .. } | Store::Doorbell { card, .. } => Some(card),
+            Store::System(_) | Store::Registered(_) => None,
+        }
     }
 
     /// Whether the program registered it: RM maps no such memory.
@@ -102,7 +104,7 @@ impl Memory {
     pub fn source(&self) -> io::Result<Source> {
         Ok(match &self.store {
             Store::Video { range, .. } => Source::Card(range.offset),
-            Store::Doorbell(file) => Source::Own(Arc::clone(file)),
+            Store::Doorbell { file, .. } => Source::Own(Arc::clone(file)),
             Store::System(_) => Source::Own(self.system_file()?),
             Store::Registered(_) => return Err(io::ErrorKind::Unsupported.into()),
         })
@@ -111,7 +113,7 @@ impl Memory {
     /// Offset in video memory, as the card counts.
     pub fn card_offset(&self) -> u64 {
         match &self.store {
-            Store::Video { range, .. } => range.offset - super::card::BOOK,
+            Store::Video { cards, card, range, .. } => range.offset - cards.base(*card),
             _ => 0,
         }
     }
@@ -134,8 +136,8 @@ impl Memory {
     /// Makes it belong to another open file.
     pub fn give(&self, heir: u64) -> io::Result<()> {
         match &self.store {
-            Store::Video { card, range, owner, .. } => {
-                card.give(owner.swap(heir, Ordering::Relaxed), *range, heir)
+            Store::Video { cards, range, owner, .. } => {
+                cards.give(owner.swap(heir, Ordering::Relaxed), *range, heir)
             }
             _ => Ok(()),
         }
@@ -145,8 +147,10 @@ impl Memory {
     pub fn read_u32(&self, offset: u64) -> io::Result<u32> {
         let mut bytes = [0; 4];
         match &self.store {
-            Store::Video { card, range, .. } => card.read_at(range.offset + offset, &mut bytes)?,
-            Store::Doorbell(file) => file.read_exact_at(&mut bytes, offset)?,
+            Store::Video { cards, range, .. } => {
+                cards.read_at(range.offset + offset, &mut bytes)?
+            }
+            Store::Doorbell { file, .. } => file.read_exact_at(&mut bytes, offset)?,
             Store::System(_) => self.system_file()?.read_exact_at(&mut bytes, offset)?,
             Store::Registered(piece) => {
                 piece.file().read_exact_at(&mut bytes, piece.offset + offset)?;
@@ -159,8 +163,8 @@ impl Memory {
     pub fn write_u32(&self, offset: u64, value: u32) -> io::Result<()> {
         let bytes = value.to_le_bytes();
         match &self.store {
-            Store::Video { card, range, .. } => card.write_at(range.offset + offset, &bytes),
-            Store::Doorbell(file) => file.write_all_at(&bytes, offset),
+            Store::Video { cards, range, .. } => cards.write_at(range.offset + offset, &bytes),
+            Store::Doorbell { file, .. } => file.write_all_at(&bytes, offset),
             Store::System(_) => self.system_file()?.write_all_at(&bytes, offset),
             Store::Registered(piece) => piece.file().write_all_at(&bytes, piece.offset + offset),
         }
@@ -180,9 +184,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Store::Video { card, range, owner, abandoned } = &mut self.store {
+        if let Store::Video { cards, range, owner, abandoned, .. } = &mut self.store {
             if !*abandoned.get_mut() {
-                if let Err(error) = card.free(*owner.get_mut(), *range) {
+                if let Err(error) = cards.free(*owner.get_mut(), *range) {
                     tracing::error!(%error, "simulated card: video memory could not be freed");
                 }
             }

@@ -1,17 +1,20 @@
-//! A simulated card: enough of NVIDIA's RM, inside the worker, for every path to run.
+//! Simulated cards: enough of NVIDIA's RM, inside the worker, for every path to run.
 //!
-//! - `card`: video memory that all workers share, and who owns which part
+//! - `cards`: video memory that all workers share, and who owns which part
 //! - `memory`: what is behind memory objects
 //! - `file`, `events`: open files and what makes them readable
 //! - `client`: clients and their objects
 //! - `channel`: a doorbell that completes work
 //! - `escape`, `object`, `control`, `layout`: calls and their arguments
-//! - `identity`: who the card says it is
+//! - `identity`: who a card says it is
 //!
 //! It answers as release 580 does, status for status, as far as `rmprobe` asks; the answers were
 //! compared with an H200's. It is strict where a real driver is not: a pointer that is not of the
 //! call's own memory, or a descriptor that is none of this host's files, is an error in the log,
 //! counted in [`SimHost::faults`], and fails the call.
+//!
+//! A card can be used by a process that has its node open, as with RM (`osIsGpuAccessible`); all
+//! of them are always attached, as persistence mode keeps them.
 //!
 //! Not simulated: what work says (methods, shaders, copies), GPU virtual addresses, UVM, NVKMS,
 //! dma-buf, exported objects, memory of the program registered with RM but the arena's (class
@@ -19,7 +22,7 @@
 //! memory itself is shared), layouts of other releases than 580.
 #![forbid(unsafe_code)]
 
-mod card;
+mod cards;
 mod channel;
 mod client;
 mod control;
@@ -30,6 +33,8 @@ pub mod identity;
 mod layout;
 mod memory;
 mod object;
+#[cfg(test)]
+mod several;
 #[cfg(test)]
 mod tests;
 
@@ -42,8 +47,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use nix::libc;
 use nvguest_abi::FileKind;
 
-use self::card::Card;
-pub use self::card::SimCard;
+use self::cards::Cards;
+pub use self::cards::SimCards;
 use self::channel::Channels;
 use self::client::Client;
 use self::events::Events;
@@ -56,8 +61,9 @@ use crate::marshal::scratch::Frame;
 /// RM's status codes (`nvstatuscodes.h`): those of the profile crate and some more.
 mod status {
     pub use nvguest_abi::status::{
-        INSUFFICIENT_RESOURCES, INVALID_ARGUMENT, INVALID_CLASS, INVALID_CLIENT,
-        INVALID_OBJECT_HANDLE, NOT_SUPPORTED, NO_MEMORY, OBJECT_NOT_FOUND, OK, STATE_IN_USE,
+        INSUFFICIENT_PERMISSIONS, INSUFFICIENT_RESOURCES, INVALID_ARGUMENT, INVALID_CLASS,
+        INVALID_CLIENT, INVALID_OBJECT_HANDLE, NOT_SUPPORTED, NO_MEMORY, OBJECT_NOT_FOUND, OK,
+        STATE_IN_USE,
     };
     /// `NV_ERR_INSERT_DUPLICATE_NAME`
     pub const INSERT_DUPLICATE_NAME: u32 = 0x19;
@@ -77,7 +83,7 @@ mod status {
     pub const TIMEOUT: u32 = 0x65;
 }
 
-/// How a simulated card behaves.
+/// How simulated cards behave.
 #[derive(Clone, Debug)]
 pub struct SimOptions {
     /// The release that it answers as; the layouts are 580's in any case.
@@ -122,7 +128,7 @@ impl Default for SimOptions {
     }
 }
 
-/// A simulated card, from the side of one worker.
+/// The simulated cards, from the side of one worker.
 #[derive(Debug)]
 pub struct SimHost {
     inner: Arc<Inner>,
@@ -130,28 +136,31 @@ pub struct SimHost {
 
 #[derive(Debug)]
 struct Inner {
-    card: Arc<Card>,
+    cards: Arc<Cards>,
     options: SimOptions,
     /// Open files by descriptor.
     files: RwLock<HashMap<RawFd, Arc<SimFile>>>,
     /// Clients by handle.
     clients: RwLock<HashMap<u32, Arc<Client>>>,
     events: Mutex<Events>,
-    channels: Channels,
+    /// Of each card.
+    channels: Vec<Channels>,
     faults: AtomicU64,
 }
 
 impl SimHost {
-    /// Takes hold of the card that [`SimCard::create`] made. Needs `/proc/self/fd`.
-    pub fn new(card: OwnedFd, options: SimOptions) -> io::Result<Self> {
+    /// Takes hold of the cards that [`SimCards::create`] made. Needs `/proc/self/fd`.
+    pub fn new(cards: OwnedFd, options: SimOptions) -> io::Result<Self> {
+        let cards = Arc::new(Cards::attach(cards)?);
+        let channels = cards.all().map(|card| Channels::of(card.number)).collect();
         Ok(Self {
             inner: Arc::new(Inner {
-                card: Arc::new(Card::attach(card)?),
+                cards,
                 options,
                 files: RwLock::default(),
                 clients: RwLock::default(),
                 events: Mutex::default(),
-                channels: Channels::default(),
+                channels,
                 faults: AtomicU64::new(0),
             }),
         })
@@ -177,6 +186,17 @@ impl Inner {
 
     fn any_client(&self, handle: u32) -> Option<Arc<Client>> {
         self.clients.read().unwrap_or_else(PoisonError::into_inner).get(&handle).cloned()
+    }
+
+    /// Whether this process has the card's node open (`osIsGpuAccessible`).
+    fn is_accessible(&self, card: u32) -> bool {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.values().any(|file| file.card == Some(card))
+    }
+
+    /// The channels that this process has of the card.
+    fn channels(&self, card: u32) -> Option<&Channels> {
+        self.channels.get(usize::try_from(card).ok()?)
     }
 
     fn events(&self) -> MutexGuard<'_, Events> {
@@ -224,16 +244,14 @@ impl Inner {
 
 impl Host for SimHost {
     fn open(&self, node: &Node, _flags: u32) -> Result<HostFile, Errno> {
-        let known = match node.kind {
-            FileKind::Ctl => true,
-            FileKind::Gpu => node.minor == 0,
-            _ => false,
+        let cards = &self.inner.cards;
+        let card = match node.kind {
+            FileKind::Ctl => None,
+            FileKind::Gpu if cards.all().any(|card| card.number == node.minor) => Some(node.minor),
+            _ => return Err(Errno::ENXIO),
         };
-        if !known {
-            return Err(Errno::ENXIO);
-        }
-        let (number, fd) = self.inner.card.open_file()?;
-        let (file, ready) = SimFile::new(number, node.kind)?;
+        let (number, fd) = cards.open_file()?;
+        let (file, ready) = SimFile::new(number, card)?;
         let mut files = self.inner.files.write().unwrap_or_else(PoisonError::into_inner);
         files.insert(fd.as_raw_fd(), Arc::new(file));
         Ok(HostFile { fd, ready: Some(ready), kind: node.kind })
@@ -256,7 +274,7 @@ impl Host for SimHost {
         let length = length.checked_next_multiple_of(PAGE).filter(|&length| length != 0);
         let length = length.filter(|_| offset == 0).ok_or(Errno::EINVAL)?;
         // nvidia_mmap_helper: a card's node maps all of it, the control node may map less.
-        match sim.kind {
+        match sim.kind() {
             FileKind::Ctl if length > armed.length => return Err(Errno(libc::ERANGE)),
             FileKind::Gpu if length != armed.length => return Err(Errno::ENXIO),
             _ => (),

@@ -5,11 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::cards::Wanted;
+use super::channel::Channels;
 use super::client::{self, class_of, Class, Client, Object};
 use super::escape::{Answer, Call};
 use super::layout::{self, Alloc21, Alloc64, Dup, Free, Heap, HeapDescriptor};
 use super::memory::Memory;
-use super::{status, Inner};
+use super::{events, status, Inner};
 use crate::errno::Errno;
 use crate::transport::shared::Piece;
 
@@ -38,8 +40,9 @@ impl Inner {
     /// Ends what belonged to objects that were removed from a client.
     pub fn objects_freed(&self, client: u32, removed: &[(u32, Object)]) {
         for (handle, object) in removed {
-            if let Some(token) = object.channel {
-                self.channels.remove(token);
+            let channels = object.card.and_then(|card| self.channels(card));
+            if let (Some(token), Some(channels)) = (object.channel, channels) {
+                channels.remove(token);
             }
             self.events().object_freed(client, *handle);
         }
@@ -61,7 +64,7 @@ impl Inner {
     fn new_client(&self, owner: u64) -> Result<u32, Errno> {
         loop {
             // CAST: masked to 20 bits.
-            let number = (self.card.client_number()? & CLIENT_BITS) as u32;
+            let number = (self.cards.client_number()? & CLIENT_BITS) as u32;
             let handle = CLIENTS + number;
             let mut clients = self.clients.write().unwrap_or_else(PoisonError::into_inner);
             if let Entry::Vacant(place) = clients.entry(handle) {
@@ -94,7 +97,7 @@ impl Call<'_, '_> {
 
     /// Gives the status and the handle.
     fn alloc_object(&mut self, request: &Request) -> Result<(u32, u32), Errno> {
-        let on_control = self.file.kind == nvguest_abi::FileKind::Ctl;
+        let on_control = self.file.card.is_none();
         if matches!(request.class, 0 | 1 | client::CLIENT) {
             if !on_control {
                 return Err(Errno::EINVAL);
@@ -140,13 +143,18 @@ impl Call<'_, '_> {
         params: &mut [u8],
     ) -> Result<u32, Errno> {
         let (handle, parent) = names;
-        let mut object = Object::plain(class.number, parent);
+        let card = client.owned().card_of(parent);
+        let mut object = Object::plain(class.number, parent, card);
         match class.number {
+            client::DEVICE => match self.device(params) {
+                Ok(card) => object.card = Some(card),
+                Err(status) => return Ok(status),
+            },
             client::VIDEO_MEMORY | client::SYSTEM_MEMORY => {
                 let Ok(wanted) = layout::Memory::mut_from_bytes(params) else {
                     return Err(Errno::EINVAL);
                 };
-                match self.allocate(client, class.number, wanted)? {
+                match self.allocate(client, (class.number, card), wanted)? {
                     Ok(memory) => object.memory = Some(memory),
                     Err(status) => return Ok(status),
                 }
@@ -161,9 +169,11 @@ impl Call<'_, '_> {
                 }
                 object.class = client::OS_EVENT;
             }
-            client::USERMODE => object.memory = Some(self.inner.channels.page()?),
+            client::USERMODE => object.memory = Some(self.channels(card)?.page()?),
             client::CHANNEL => match self.userd(client, params) {
-                Ok(userd) => object.channel = Some(self.inner.channels.add(self.inner, userd)?),
+                Ok(userd) => {
+                    object.channel = Some(self.channels(card)?.add(self.inner, userd)?);
+                }
                 Err(status) => return Ok(status),
             },
             _ => (),
@@ -172,16 +182,34 @@ impl Call<'_, '_> {
         Ok(status::OK)
     }
 
+    /// The card of a new device (`NV0080_ALLOC_PARAMETERS`: deviceId), which this process must have
+    /// open.
+    fn device(&self, params: &[u8]) -> Result<u32, u32> {
+        let card = params.first_chunk().map_or(0, |&id| u32::from_le_bytes(id));
+        if self.inner.cards.all().all(|known| known.number != card) {
+            return Err(status::INVALID_CLASS);
+        }
+        let accessible = self.inner.is_accessible(card);
+        accessible.then_some(card).ok_or(status::INSUFFICIENT_PERMISSIONS)
+    }
+
+    /// What this process has of a device's card. Parents are devices or below them.
+    fn channels(&self, card: Option<u32>) -> Result<&Channels, Errno> {
+        card.and_then(|card| self.inner.channels(card)).ok_or(Errno::EINVAL)
+    }
+
     fn allocate(
         &self,
         client: &Client,
-        class: u32,
+        (class, card): (u32, Option<u32>),
         wanted: &mut layout::Memory,
     ) -> Result<Result<Arc<Memory>, u32>, Errno> {
         let memory = if class == client::VIDEO_MEMORY {
             let clear = self.inner.options.clear_video_memory;
             let align = if wanted.alignment <= 1 << 40 { wanted.alignment } else { 0 };
-            Memory::video(&self.inner.card, client.owner, wanted.size, align, clear)?
+            let card = card.ok_or(Errno::EINVAL)?;
+            let wanted = Wanted { card, size: wanted.size, align, clear };
+            Memory::video(&self.inner.cards, client.owner, &wanted)?
         } else {
             // More than the card has is refused: a mistake, not a program's need.
             Memory::system(wanted.size).filter(|memory| memory.size <= 1 << 40)
@@ -203,14 +231,15 @@ impl Call<'_, '_> {
         if class == client::EVENT && event.class != client::OS_EVENT {
             return Ok(status::INVALID_CLASS);
         }
-        if client.owned().get(event.source).is_none() {
+        let (source, notify) = (event.source, event.notify);
+        let Some(card) = client.owned().get(source).map(|object| object.card) else {
             return Ok(status::OBJECT_NOT_FOUND);
-        }
+        };
         // CAST: the descriptor's number is the low half of a pointer-sized field.
         let fd = event.data as u32;
         self.named_file(fd as i32)?;
         let names = (client.handle, handle);
-        Ok(self.inner.events().add(names, event.source, event.notify, fd))
+        Ok(self.inner.events().add(names, events::Wanted { source, card, notify, fd }))
     }
 
     /// Where a new channel's USERD is (`NV_CHANNEL_ALLOC_PARAMS`: hUserdMemory[0], userdOffset[0]).
@@ -267,7 +296,7 @@ impl Call<'_, '_> {
         let class = class_of(object.class).ok_or(status::INVALID_CLASS)?;
         let mut owned = client.owned();
         let handle = owned.place(argument.handle, argument.parent, class)?;
-        object.parent = argument.parent;
+        (object.parent, object.card) = (argument.parent, owned.card_of(argument.parent));
         owned.insert(handle, object);
         Ok(handle)
     }
@@ -287,9 +316,11 @@ impl Call<'_, '_> {
             3 => self.inner.free(&client, argument.memory),
             _ => status::NOT_SUPPORTED,
         };
-        let usage = self.inner.card.usage()?;
-        argument.total = usage.total;
-        argument.free = usage.total.saturating_sub(usage.used);
+        let card = client.owned().card_of(argument.parent);
+        if let Some(usage) = card.map(|card| self.inner.cards.usage(card)).transpose()? {
+            argument.total = usage.total;
+            argument.free = usage.total.saturating_sub(usage.used);
+        }
         self.answer(&argument)
     }
 
@@ -345,7 +376,7 @@ fn register(client: &Client, argument: &HeapDescriptor, piece: Piece) -> Result<
     let asked = if argument.flags & HANDLE_PROVIDED != 0 { argument.memory } else { 0 };
     let mut owned = client.owned();
     let handle = owned.place(asked, argument.parent, class)?;
-    let mut object = Object::plain(class.number, argument.parent);
+    let mut object = Object::plain(class.number, argument.parent, owned.card_of(argument.parent));
     object.memory = Some(Arc::new(Memory::registered(piece)));
     owned.insert(handle, object);
     Ok(handle)

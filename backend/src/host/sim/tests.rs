@@ -22,32 +22,49 @@ use crate::transport::shared::{sealed_file, Piece, Shared};
 const DONE: u32 = 0x1800_0000 | events::FIFO;
 
 fn card() -> OwnedFd {
-    SimCard::create(SimCard::DEFAULT_SIZE).unwrap()
+    SimCards::create(1, SimCards::DEFAULT_SIZE).unwrap()
 }
 
-fn worker(card: &OwnedFd) -> SimHost {
+pub fn worker(card: &OwnedFd) -> SimHost {
     SimHost::new(card.try_clone().unwrap(), SimOptions::default()).unwrap()
 }
 
-/// A program of one worker: a control file, a client, a device and a subdevice.
-struct Program<'h> {
+/// A program of one worker: a control file, a client, a card's node, a device and a subdevice.
+pub struct Program<'h> {
     host: &'h SimHost,
-    ctl: HostFile,
-    client: u32,
+    pub ctl: HostFile,
+    node: HostFile,
+    card: u32,
+    pub client: u32,
 }
 
-const DEV: u32 = 0xd0;
-const SUB: u32 = 0xd1;
+pub const DEV: u32 = 0xd0;
+pub const SUB: u32 = 0xd1;
 
 impl<'h> Program<'h> {
     fn new(host: &'h SimHost) -> Self {
-        let ctl = open(host, FileKind::Ctl);
+        Self::on(host, 0)
+    }
+
+    pub fn on(host: &'h SimHost, card: u32) -> Self {
+        let (ctl, node) = (open(host, FileKind::Ctl), open_card(host, card));
         let mut root = Alloc64 { class: client::CLIENT, ..Alloc64::new_zeroed() };
         call(host, &ctl, 0x2b, &mut root, None).unwrap();
-        let program = Self { host, ctl, client: root.handle };
-        assert_eq!(program.alloc(program.client, DEV, DEVICE, &mut [0; 56]), status::OK);
+        let program = Self { host, ctl, node, card, client: root.handle };
+        assert_eq!(program.device(DEV, card), status::OK);
         assert_eq!(program.alloc(DEV, SUB, SUBDEVICE, &mut [0; 4]), status::OK);
         program
+    }
+
+    pub fn device(&self, handle: u32, card: u32) -> u32 {
+        let mut params = [0; 56];
+        params[..4].copy_from_slice(&card.to_le_bytes());
+        self.alloc(self.client, handle, DEVICE, &mut params)
+    }
+
+    fn close(self) {
+        self.host.close(self.ctl);
+        self.host.close(self.node);
     }
 
     fn alloc_on(&self, file: &HostFile, names: (u32, u32), class: u32, params: &mut [u8]) -> u32 {
@@ -58,16 +75,16 @@ impl<'h> Program<'h> {
         argument.status
     }
 
-    fn alloc(&self, parent: u32, handle: u32, class: u32, params: &mut [u8]) -> u32 {
+    pub fn alloc(&self, parent: u32, handle: u32, class: u32, params: &mut [u8]) -> u32 {
         self.alloc_on(&self.ctl, (parent, handle), class, params)
     }
 
-    fn memory(&self, handle: u32, class: u32, size: u64) -> u32 {
+    pub fn memory(&self, handle: u32, class: u32, size: u64) -> u32 {
         let mut params = Memory { size, ..Memory::new_zeroed() };
         self.alloc(DEV, handle, class, params.as_mut_bytes())
     }
 
-    fn control(&self, object: u32, command: u32, params: &mut [u8]) -> u32 {
+    pub fn control(&self, object: u32, command: u32, params: &mut [u8]) -> u32 {
         let size = u32::try_from(params.len()).unwrap();
         let mut argument = Control {
             client: self.client,
@@ -81,13 +98,13 @@ impl<'h> Program<'h> {
         argument.status
     }
 
-    fn free(&self, handle: u32) -> u32 {
+    pub fn free(&self, handle: u32) -> u32 {
         let mut argument = Free { client: self.client, parent: 0, handle, status: 0 };
         call(self.host, &self.ctl, 0x29, &mut argument, None).unwrap();
         argument.status
     }
 
-    fn arm(&self, memory: u32, range: (u64, u64), target: &HostFile) -> (u32, Map) {
+    pub fn arm(&self, memory: u32, range: (u64, u64), target: &HostFile) -> (u32, Map) {
         let mut argument = Map {
             client: self.client,
             device: SUB,
@@ -102,14 +119,14 @@ impl<'h> Program<'h> {
     }
 
     /// Video memory as a VMM would map it.
-    fn video(&self, handle: u32, size: u64) -> HostMapping {
+    pub fn video(&self, handle: u32, size: u64) -> HostMapping {
         assert_eq!(self.memory(handle, VIDEO_MEMORY, size), status::OK);
-        let node = open(self.host, FileKind::Gpu);
+        let node = open_card(self.host, self.card);
         assert_eq!(self.arm(handle, (0, size), &node).0, status::OK);
         self.host.mapping(&node, 0, size, true).unwrap()
     }
 
-    fn duplicate(&self, handle: u32, other: &Program<'_>, source: u32) -> u32 {
+    pub fn duplicate(&self, handle: u32, other: &Program<'_>, source: u32) -> u32 {
         let mut argument = Dup {
             client: self.client,
             parent: DEV,
@@ -124,8 +141,8 @@ impl<'h> Program<'h> {
     }
 
     /// A file that an event of the subdevice makes readable.
-    fn receiver(&self, event: u32, notify: u32) -> HostFile {
-        let file = open(self.host, FileKind::Gpu);
+    pub fn receiver(&self, event: u32, notify: u32) -> HostFile {
+        let file = open_card(self.host, self.card);
         let mut ctl = self.ctl.number();
         call(self.host, &file, 201, &mut ctl, None).unwrap();
         assert_eq!(self.os_event(206, &file), status::OK);
@@ -150,11 +167,16 @@ impl<'h> Program<'h> {
 
 fn open(host: &SimHost, kind: FileKind) -> HostFile {
     let path = if kind == FileKind::Ctl { "/dev/nvidiactl" } else { "/dev/nvidia0" };
-    host.open(&Node { path: path.into(), kind, minor: 0 }, 2).unwrap()
+    host.open(&Node { path: path.into(), kind, minor: 0, gpu_id: 0 }, 2).unwrap()
+}
+
+pub fn open_card(host: &SimHost, card: u32) -> HostFile {
+    let path = format!("/dev/nvidia{card}");
+    host.open(&Node { path, kind: FileKind::Gpu, minor: card, gpu_id: 0 }, 2).unwrap()
 }
 
 /// Makes a call as marshalling does: the argument and what it points at are blocks of a frame.
-fn call<T: IntoBytes + FromBytes + Immutable>(
+pub fn call<T: IntoBytes + FromBytes + Immutable>(
     host: &SimHost,
     file: &HostFile,
     nr: u32,
@@ -178,13 +200,13 @@ fn call<T: IntoBytes + FromBytes + Immutable>(
     result
 }
 
-fn write(mapping: &HostMapping, bytes: &[u8]) {
+pub fn write(mapping: &HostMapping, bytes: &[u8]) {
     std::fs::File::from(mapping.fd.try_clone().unwrap())
         .write_all_at(bytes, mapping.offset)
         .unwrap();
 }
 
-fn read(mapping: &HostMapping) -> [u8; 4] {
+pub fn read(mapping: &HostMapping) -> [u8; 4] {
     let mut bytes = [0; 4];
     std::fs::File::from(mapping.fd.try_clone().unwrap())
         .read_exact_at(&mut bytes, mapping.offset)
@@ -193,7 +215,7 @@ fn read(mapping: &HostMapping) -> [u8; 4] {
 }
 
 /// Whether a level-triggered look finds the file readable.
-fn readable(file: &HostFile) -> bool {
+pub fn readable(file: &HostFile) -> bool {
     let mut fds = [PollFd::new(file.watched(), PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
 }
@@ -271,7 +293,7 @@ fn memory_that_was_duplicated_outlives_its_first_owner() {
 
 #[test]
 fn a_card_that_is_full_refuses_and_takes_back() {
-    let host = worker(&SimCard::create(1 << 20).unwrap());
+    let host = worker(&SimCards::create(1, 1 << 20).unwrap());
     let program = Program::new(&host);
     assert_eq!(program.memory(1, VIDEO_MEMORY, 768 << 10), status::OK);
     assert_eq!(program.memory(2, VIDEO_MEMORY, 512 << 10), status::NO_MEMORY);
@@ -379,7 +401,8 @@ fn statuses_are_those_of_the_real_driver() {
     assert_eq!(one.alloc(0xdead, 7, SUBDEVICE, &mut [0; 4]), status::OBJECT_NOT_FOUND);
     assert_eq!(one.alloc(DEV, 7, 0xfeed, &mut [0; 4]), status::INVALID_CLASS);
     assert_eq!(one.free(0xdead), status::OK);
-    let foreign = Program { host: &host, ctl: open(&host, FileKind::Ctl), client: other.client };
+    let (ctl, node) = (open(&host, FileKind::Ctl), open_card(&host, 0));
+    let foreign = Program { host: &host, ctl, node, card: 0, client: other.client };
     assert_eq!(foreign.control(other.client, 0x201, &mut [0; 128]), status::INVALID_CLIENT);
     assert_eq!(foreign.alloc(other.client, 7, DEVICE, &mut [0; 56]), status::INVALID_OBJECT_HANDLE);
     for (nr, size) in [(0x7f_u32, 16_u32), (0x29, 20)] {
@@ -614,10 +637,10 @@ fn a_thousand_cycles_leave_nothing_behind() {
     for _ in 0..1000 {
         let program = Program::new(&host);
         program.memory(1, VIDEO_MEMORY, 65536);
-        host.close(program.ctl);
+        program.close();
     }
     assert!(open_files() < before + 100, "other tests open some, but not a thousand");
-    assert_eq!(host.inner.card.usage().unwrap().used, 0);
+    assert_eq!(host.inner.cards.usage(0).unwrap().used, 0);
     assert!(host.inner.files.read().unwrap().is_empty());
     assert!(host.inner.clients.read().unwrap().is_empty());
 }
@@ -633,7 +656,7 @@ fn a_file_that_is_no_card_is_refused() {
 
 fn file_is_memfd(fd: &OwnedFd) -> bool {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    std::fs::read_link(path).unwrap().to_string_lossy().contains("nvguest-card")
+    std::fs::read_link(path).unwrap().to_string_lossy().contains("nvguest-cards")
 }
 
 /// Not a bar: says what a control costs here.

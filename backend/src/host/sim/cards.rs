@@ -1,6 +1,7 @@
-//! The card's memory: one sealed memory file that every worker of every guest shares.
+//! The cards' memory: one sealed memory file that every worker shares.
 //!
-//! Its first part holds the allocator's book; the rest is video memory. The book is read and
+//! Its first part holds the allocator's book; behind it each card has its video memory, one after
+//! the other. The book is read and
 //! written with system calls under a lock of the file itself, and there are two tables of which
 //! the header names the valid one: a worker that dies leaves neither a held lock nor half a table.
 //!
@@ -20,12 +21,14 @@ use nix::libc;
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::identity::{Identity, MAX_CARDS};
+
 /// Bytes at the start of the file that hold the book.
 pub const BOOK: u64 = 256 << 10;
 /// What video memory is allocated in.
 pub const GRANULE: u64 = 64 << 10;
-/// Says that the file is a card, and of which layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"NVGSIM01");
+/// Says that the file is a host's cards, and of which layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"NVGSIM02");
 /// Where the two tables begin.
 const TABLES: [u64; 2] = [4096, 4096 + TABLE];
 /// Bytes of one.
@@ -40,7 +43,9 @@ const FILE_LOCKS: i64 = 1 << 41;
 #[repr(C)]
 struct Header {
     magic: u64,
-    /// Bytes of video memory.
+    /// How many cards there are.
+    cards: u64,
+    /// Bytes of video memory that each has.
     size: u64,
     /// Files opened so far.
     files: u64,
@@ -67,7 +72,7 @@ struct Entry {
     length: u64,
 }
 
-/// A range of video memory, as an offset in the card's file.
+/// A range of video memory, as an offset in the cards' file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// Where it begins in the file.
@@ -76,7 +81,7 @@ pub struct Range {
     pub length: u64,
 }
 
-/// How much video memory there is.
+/// How much video memory a card has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// All of it.
@@ -85,54 +90,119 @@ pub struct Usage {
     pub used: u64,
 }
 
-/// The card's memory, made once by whoever starts the workers.
-#[derive(Debug)]
-pub struct SimCard;
+/// What is asked of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Which card.
+    pub card: u32,
+    /// Bytes.
+    pub size: u64,
+    /// What the offset is to be a multiple of.
+    pub align: u64,
+    /// Whether it is to read zero.
+    pub clear: bool,
+}
 
-impl SimCard {
-    /// Bytes of video memory where nobody says otherwise.
+/// The cards' memory, made once by whoever starts the workers.
+#[derive(Debug)]
+pub struct SimCards;
+
+impl SimCards {
+    /// Bytes of video memory of a card where nobody says otherwise.
     pub const DEFAULT_SIZE: u64 = super::identity::VIDEO_MEMORY;
 
-    /// The size that the environment asks for (`NVGUEST_SIM_MEMORY=1G`), or the default.
+    /// The size that the environment asks for (`NVGUEST_SIM_MEMORY=1G`, of each card), or the
+    /// default.
     pub fn size_from_environment() -> u64 {
         let asked = std::env::var("NVGUEST_SIM_MEMORY").ok();
         asked.and_then(|text| crate::limits::amount(&text)).unwrap_or(Self::DEFAULT_SIZE)
     }
 
-    /// Makes a card with `size` bytes of video memory; pages cost memory once they are touched.
-    /// Duplicates of the descriptor go to the workers. The file can neither shrink nor grow.
-    pub fn create(size: u64) -> io::Result<OwnedFd> {
-        let size = size.next_multiple_of(GRANULE);
-        let fd = memfd_create("nvguest-card", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
-        let file = File::from(fd);
-        file.set_len(BOOK + size)?;
-        let header = Header { magic: MAGIC, size, files: 0, clients: 0, table: 0, count: 0 };
+    /// How many cards the environment asks for (`NVGUEST_SIM_CARDS=2`), up to [`MAX_CARDS`], or
+    /// one.
+    pub fn count_from_environment() -> u32 {
+        let asked = std::env::var("NVGUEST_SIM_CARDS").ok();
+        let count = asked.and_then(|text| text.parse().ok());
+        count.filter(|count| (1..=MAX_CARDS).contains(count)).unwrap_or(1)
+    }
+
+    /// The host's cards as the environment wants them: in the memory file that
+    /// `NVGUEST_SIM_HOST=/proc/PID/fd/N` names, which the first backend makes a host's and others
+    /// share, or else in one of this backend's own.
+    pub fn from_environment(count: u32) -> io::Result<OwnedFd> {
+        let size = Self::size_from_environment();
+        let Some(path) = std::env::var_os("NVGUEST_SIM_HOST") else {
+            return Self::create(count, size);
+        };
+        let file = File::options().read(true).write(true).open(path)?;
+        fcntl(&file, FcntlArg::F_OFD_SETLKW(&range_lock(libc::F_WRLCK, BOOK_LOCK, 0)?))?;
+        if file.metadata()?.len() == 0 {
+            Self::format(&file, count, size)?;
+        }
+        let header: Header = read(&file, 0)?;
+        if header.magic != MAGIC || header.cards != u64::from(count) {
+            let text = format!("that host has {} cards, not {count}", header.cards);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        // The file stays open, and workers lock their own descriptions of it.
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&range_lock(libc::F_UNLCK, BOOK_LOCK, 0)?))?;
+        Ok(file.into())
+    }
+
+    /// Makes `count` cards with `size` bytes of video memory each; pages cost memory once they are
+    /// touched. Duplicates of the descriptor go to the workers. The file can neither shrink nor
+    /// grow.
+    pub fn create(count: u32, size: u64) -> io::Result<OwnedFd> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = File::from(memfd_create("nvguest-cards", flags)?);
+        Self::format(&file, count, size)?;
+        Ok(file.into())
+    }
+
+    fn format(file: &File, count: u32, size: u64) -> io::Result<()> {
+        let cards = u64::from(count);
+        let size = size.checked_next_multiple_of(GRANULE).ok_or(io::ErrorKind::InvalidInput)?;
+        let all = size.checked_mul(cards).and_then(|all| all.checked_add(BOOK));
+        file.set_len(all.ok_or(io::ErrorKind::InvalidInput)?)?;
+        let header = Header { magic: MAGIC, cards, size, files: 0, clients: 0, table: 0, count: 0 };
         file.write_all_at(header.as_bytes(), 0)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
-        Ok(file.into())
+        fcntl(file, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(())
     }
 }
 
-/// One worker's hold on the card.
+/// One worker's hold on the cards.
 #[derive(Debug)]
-pub struct Card {
+pub struct Cards {
     /// A description of this worker's own: locks belong to it. The mutex keeps threads apart,
     /// which share the description.
     book: Mutex<File>,
+    count: u32,
     size: u64,
 }
 
-impl Card {
-    /// Takes hold of the card behind `fd`.
+impl Cards {
+    /// Takes hold of the cards behind `fd`.
     pub fn attach(fd: OwnedFd) -> io::Result<Self> {
         let file = reopen(fd.as_fd())?;
         let header: Header = read(&file, 0)?;
-        if header.magic != MAGIC {
-            let text = format!("the card's file begins with {:#x}, not {MAGIC:#x}", header.magic);
+        let count = u32::try_from(header.cards).ok().filter(|&count| count <= MAX_CARDS);
+        let Some(count) = count.filter(|_| header.magic == MAGIC) else {
+            let text = format!("the cards' file begins with {:#x}, not {MAGIC:#x}", header.magic);
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        }
-        Ok(Self { book: Mutex::new(file), size: header.size })
+        };
+        Ok(Self { book: Mutex::new(file), count, size: header.size })
+    }
+
+    /// Who they are.
+    pub fn all(&self) -> impl Iterator<Item = Identity> {
+        (0..self.count).map(Identity::of)
+    }
+
+    /// Where a card's memory begins in the file.
+    pub fn base(&self, card: u32) -> u64 {
+        BOOK + u64::from(card) * self.size
     }
 
     /// Opens a file of the driver: its number, and a descriptor whose last duplicate ends it.
@@ -147,7 +217,7 @@ impl Card {
         Ok((header.files, file.into()))
     }
 
-    /// A number that no other client of the card has had.
+    /// A number that no other client of the cards has had.
     pub fn client_number(&self) -> io::Result<u64> {
         let book = self.lock()?;
         let mut header = book.header()?;
@@ -156,36 +226,34 @@ impl Card {
         Ok(header.clients)
     }
 
-    /// Allocates for `owner` the lowest range that fits, memory of dead files included, and
-    /// clears it if asked to; `None` if nothing fits.
-    pub fn allocate(
-        &self,
-        owner: u64,
-        size: u64,
-        align: u64,
-        clear: bool,
-    ) -> io::Result<Option<Range>> {
+    /// Allocates for `owner` the lowest range of a card that fits, memory of dead files included,
+    /// and clears it if asked to; `None` if nothing fits.
+    pub fn allocate(&self, owner: u64, wanted: &Wanted) -> io::Result<Option<Range>> {
         let book = self.lock()?;
         let mut entries = book.live_entries()?;
-        let Some(length) = size.max(1).checked_next_multiple_of(GRANULE) else { return Ok(None) };
-        let align = align.max(GRANULE).next_power_of_two();
-        let mut offset = BOOK.next_multiple_of(align);
-        let mut at = 0;
-        for entry in &entries {
-            if entry.offset >= offset && entry.offset - offset >= length {
+        let Some(length) = wanted.size.max(1).checked_next_multiple_of(GRANULE) else {
+            return Ok(None);
+        };
+        let align = wanted.align.max(GRANULE).next_power_of_two();
+        let (base, end) = (self.base(wanted.card), self.base(wanted.card) + self.size);
+        let mut offset = base;
+        let mut at = entries.partition_point(|entry| entry.offset < base);
+        for entry in &entries[at..] {
+            if entry.offset >= end || entry.offset >= offset && entry.offset - offset >= length {
                 break;
             }
-            offset = offset.max((entry.offset + entry.length).next_multiple_of(align));
+            let used = entry.offset + entry.length - base;
+            offset = offset.max(base + used.next_multiple_of(align));
             at += 1;
         }
-        let end = offset.checked_add(length).filter(|&end| end <= BOOK + self.size);
+        let fits = offset.checked_add(length).is_some_and(|last| last <= end);
         let room = TABLE / size_of::<Entry>() as u64;
-        if end.is_none() || entries.len() as u64 >= room {
+        if !fits || entries.len() as u64 >= room {
             book.set_entries(&entries)?;
             return Ok(None);
         }
         entries.insert(at, Entry { owner, offset, length });
-        if clear {
+        if wanted.clear {
             book.clear(offset, length)?;
         }
         book.set_entries(&entries)?;
@@ -212,18 +280,20 @@ impl Card {
         book.set_entries(&entries)
     }
 
-    /// How much is in use by files that are open.
-    pub fn usage(&self) -> io::Result<Usage> {
-        let used = self.lock()?.live_entries()?.iter().map(|entry| entry.length).sum();
-        Ok(Usage { total: self.size, used })
+    /// How much of a card is in use by files that are open.
+    pub fn usage(&self, card: u32) -> io::Result<Usage> {
+        let range = self.base(card)..self.base(card) + self.size;
+        let entries = self.lock()?.live_entries()?;
+        let its = entries.iter().filter(|entry| range.contains(&entry.offset));
+        Ok(Usage { total: self.size, used: its.map(|entry| entry.length).sum() })
     }
 
-    /// Reads from the card's memory, as the card does.
+    /// Reads from a card's memory, as the card does.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.guard().read_exact_at(bytes, offset)
     }
 
-    /// Writes to the card's memory, as the card does.
+    /// Writes to a card's memory, as the card does.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.guard().write_all_at(bytes, offset)
     }
@@ -317,7 +387,7 @@ fn reopen(fd: BorrowedFd<'_>) -> io::Result<File> {
     File::options().read(true).write(true).open(&path).map_err(|error| {
         io::Error::new(
             error.kind(),
-            format!("{path} (the simulated card needs /proc/self/fd): {error}"),
+            format!("{path} (simulated cards need /proc/self/fd): {error}"),
         )
     })
 }
