@@ -213,6 +213,11 @@ fn encode_latency(mut metric: MetricEncoder<'_>, latency: &Latency) -> fmt::Resu
     metric.encode_histogram::<NoLabelSet>(sum, latency.calls, &buckets, None)
 }
 
+/// A gauge has a sign, and the encoder fails on what does not fit: a limit so high is none.
+fn shown(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
 fn slices<'a, const N: usize, V: Copy>(
     rows: &'a [([(&'a str, &'a str); N], V)],
 ) -> Vec<(&'a [(&'a str, &'a str)], V)> {
@@ -225,7 +230,7 @@ struct Out<'o, 'e>(&'o mut DescriptorEncoder<'e>);
 impl Out<'_, '_> {
     fn gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        metric.encode_gauge(&value)
+        metric.encode_gauge(&shown(value))
     }
 
     fn gauges(
@@ -237,7 +242,7 @@ impl Out<'_, '_> {
     ) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
         for (labels, value) in rows {
-            metric.encode_family(labels)?.encode_gauge(value)?;
+            metric.encode_family(labels)?.encode_gauge(&shown(*value))?;
         }
         Ok(())
     }

@@ -218,6 +218,26 @@ fn metrics_say_the_same_numbers_as_the_admin_socket() {
     assert_eq!(reply["answer"].as_str(), Some(text.as_str()));
 }
 
+#[test]
+fn metrics_of_limits_that_no_gauge_can_hold_do_not_end_the_backend() {
+    let pair = pair_in(&[], &[], Options::default());
+    let most = u64::MAX - 1;
+    let set = format!(r#""set":{{"files":"{most}","vram":"{most}"}}"#);
+    let reply = pair.backend.ask(&format!(r#"{{"schema":1,"request":"limits",{set}}}"#)).unwrap();
+    assert_eq!(reply["answer"]["limits"]["files"]["guest"], most, "{reply}");
+    let reply = pair.backend.ask(r#"{"schema":1,"request":"metrics"}"#).unwrap();
+    let text = reply["answer"].as_str().unwrap_or_else(|| panic!("{reply}"));
+    let samples = samples(text);
+    for name in ["limit{guest=\"\",resource=\"files\"}", "vram_budget_bytes{guest=\"\"}"] {
+        assert_eq!(
+            samples.get(format!("nvguest_{name}").as_str()),
+            Some(&(i64::MAX as f64)),
+            "{name} in\n{text}"
+        );
+    }
+    assert!(pair.backend.status().is_ok());
+}
+
 fn bound_of(sample: &str) -> Option<f64> {
     let (_, rest) = sample.split_once("le=\"")?;
     rest.split_once('"')?.0.parse().ok()
