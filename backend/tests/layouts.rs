@@ -4,7 +4,7 @@ use nvguest_abi::store::Store;
 
 /// What `worker/` and `marshal/{register,control}.rs` read and write: escape, field as NVIDIA
 /// names it, offset, bytes.
-const READ: [(&str, &str, u32, u32); 80] = [
+const READ: [(&str, &str, u32, u32); 82] = [
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hRoot", 0, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectParent", 4, 4),
     ("NV_ESC_RM_ALLOC_MEMORY", "params.hObjectNew", 8, 4),
@@ -17,6 +17,8 @@ const READ: [(&str, &str, u32, u32); 80] = [
     ("NV_ESC_RM_DUP_OBJECT", "hClient", 0, 4),
     ("NV_ESC_RM_DUP_OBJECT", "hParent", 4, 4),
     ("NV_ESC_RM_DUP_OBJECT", "hObject", 8, 4),
+    ("NV_ESC_RM_SHARE", "hClient", 0, 4),
+    ("NV_ESC_RM_IDLE_CHANNELS", "phClients", 0x10, 8),
     ("NV_ESC_RM_VID_HEAP_CONTROL", "hRoot", 0, 4),
     ("NV_ESC_RM_VID_HEAP_CONTROL", "hObjectParent", 4, 4),
     ("NV_ESC_RM_VID_HEAP_CONTROL", "function", 8, 4),

@@ -328,9 +328,15 @@ impl Prepared<'_> {
         self.params.map(|block| self.frame.bytes_mut(block))
     }
 
+    /// The buffer that the pointer at `offset` of `segment` leads to: 0 is the argument, 1 the
+    /// parameters, which are the only buffer of a control's argument.
+    pub fn behind(&self, segment: u16, offset: u16) -> Option<&[u8]> {
+        let part = self.parts.iter().find(|part| part.at == (segment, offset))?;
+        part.block.map(|block| self.frame.bytes(block))
+    }
+
     /// The buffer that the pointer at `offset` of a control's parameters leads to, to change.
     pub fn behind_params_mut(&mut self, offset: u16) -> Option<&mut [u8]> {
-        // The parameters are the only buffer of a control's argument, so the first segment.
         let part = self.parts.iter().find(|part| part.at == (1, offset))?;
         part.block.map(|block| self.frame.bytes_mut(block))
     }

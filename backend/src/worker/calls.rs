@@ -43,6 +43,8 @@ pub mod escape {
     pub const DUP_OBJECT: u32 = 0x34;
     /// `NV_ESC_RM_SHARE`: client 0, object 4, policy 8.
     pub const SHARE: u32 = 0x35;
+    /// `NV_ESC_RM_IDLE_CHANNELS`: clients behind 0x10.
+    pub const IDLE_CHANNELS: u32 = 0x41;
     /// `NV_ESC_RM_VID_HEAP_CONTROL`: root 0, parent 4, function 8, memory 0x2c.
     pub const VID_HEAP_CONTROL: u32 = 0x4a;
     /// `NV_ESC_RM_MAP_MEMORY`: client 0, memory 8, length 0x18, linear 0x20, flags 0x2c.
@@ -239,7 +241,8 @@ impl Session {
         if !matches!(file.kind, FileKind::Ctl | FileKind::Gpu) {
             return None;
         }
-        let refused = self.names_foreign_card(prepared);
+        let refused =
+            self.names_foreign_client(prepared).or_else(|| self.names_foreign_card(prepared));
         let argument = prepared.argument();
         let (client, object) = (u32_at(argument, 0), u32_at(argument, 8));
         match prepared.nr() {

@@ -12,6 +12,7 @@
 //! - `limits`: what a guest may have
 //! - `floods`: a million of what is malformed, and nothing dies or grows
 //! - `budgets`: what it has of the card
+//! - `clients`: those of other processes, named in calls
 //! - `cards`: several cards in one host, and guests of some of them
 //! - `admin`: what an admin asks and sets, and the same in metrics
 //! - `trace`: calls as an admin watches them
@@ -23,6 +24,7 @@ mod budgets;
 mod calls;
 mod cards;
 mod chains;
+mod clients;
 mod common;
 mod endurance;
 mod floods;

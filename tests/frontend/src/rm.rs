@@ -16,6 +16,7 @@ pub mod escape {
     pub const CONTROL: u32 = 0x2a;
     pub const ALLOC: u32 = 0x2b;
     pub const DUP_OBJECT: u32 = 0x34;
+    pub const SHARE: u32 = 0x35;
     pub const VID_HEAP_CONTROL: u32 = 0x4a;
     pub const MAP_MEMORY: u32 = 0x4e;
     pub const UNMAP_MEMORY: u32 = 0x4f;
@@ -89,6 +90,10 @@ layout! {
     }
     Dup {
         client: u32, parent: u32, handle: u32, source_client: u32, source: u32, flags: u32,
+        status: u32,
+    }
+    Share {
+        client: u32, object: u32, target: u32, access: u32, kind: u16, action: u8, pad: u8,
         status: u32,
     }
     OsEvent { client: u32, device: u32, fd: u32, status: u32, }
