@@ -10,10 +10,11 @@ use anyhow::{Context, Result};
 use crate::prepare::root;
 
 /// Where every test is an attack, or shows what one finds.
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "backend/tests/conformance/messages.rs",
     "backend/tests/conformance/chains.rs",
     "backend/tests/conformance/calls.rs",
+    "backend/tests/conformance/clients.rs",
     "backend/tests/conformance/cards.rs",
     "backend/tests/conformance/mappings.rs",
     "backend/tests/conformance/arena.rs",
