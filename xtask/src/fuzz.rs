@@ -17,10 +17,8 @@ use anyhow::{bail, Context, Result};
 use clap::Args;
 use nvguest_rig::provision::{provide_fuzzing, step};
 
-use crate::prepare::{cargo, root, run};
+use crate::prepare::{cargo, root, run, TARGET};
 
-/// Named, so that build scripts go without what [`WRAPPER`] adds.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The compiler with coverage counters and AddressSanitizer for our own crates, and for those
 /// that parse virtqueues and vhost-user for us.
 const WRAPPER: &str = "tests/fuzz/rustc.sh";
@@ -116,6 +114,7 @@ fn build() -> Result<()> {
     provide_fuzzing()?;
     step("build the fuzz targets", || {
         let manifest = "tests/fuzz/fuzz/Cargo.toml";
+        // With a target named, build scripts go without what the wrapper adds.
         let words = ["build", "--quiet", "--release", "--bins", "--target", TARGET];
         let mut command = cargo(&words);
         command.args(["--manifest-path", manifest, "--target-dir"]).arg(place(""));

@@ -13,7 +13,7 @@ use nvguest_rig::Assets;
 
 /// Binaries are linked statically where they can be: the same file runs on the
 /// build machine, in every guest and on whatever machine a bundle is taken to.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Programs of `tools/` that load libraries at run time, which a static binary cannot.
 const LOADING_TOOLS: [&str; 1] = ["nesprobe"];

@@ -54,7 +54,7 @@ fn a_process_can_do_nothing_to_the_client_of_another() {
     let output = rig.guest(0).run(["sh", "-c", script]).unwrap();
     assert!(output.success(), "{output}\n{}", rig.logs());
     let said = output.stdout_text();
-    assert_eq!(said.matches("theirs: ").count(), 7, "{said}");
+    assert_eq!(said.matches("theirs: ").count(), 9, "{said}");
     assert!(said.contains("ok hold: held 2 MiB"), "{said}");
 }
 

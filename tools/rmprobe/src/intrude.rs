@@ -48,6 +48,11 @@ pub fn run(card: &Card, of: Target, tell: Tell<'_>) -> Result<()> {
     let range = (0, 4096);
     denied("map-of-theirs", theirs.arm(session.subdevice, of.memory, range, file.as_raw_fd()).0);
     denied("share-of-theirs", share_of(own, of));
+    denied(
+        "duplicate-of-shared-theirs",
+        own.try_duplicate(session.device, (of.client, of.memory)).0,
+    );
+    denied("device-in-space-of-theirs", device_in_space_of(card, of)?);
     // RM says of some handles that are not there that they are free: the other process judges.
     for (name, handle) in [("memory", of.memory), ("client", of.client)] {
         let outcome = theirs.free(of.client, handle);
@@ -69,4 +74,14 @@ fn share_of(own: &Client, of: Target) -> Outcome {
         ..Default::default()
     };
     call(&own.ctl, escape::RM_SHARE, &mut argument, None, |a| a.status)
+}
+
+/// A device whose address space is that of their device (`hClientShare`).
+fn device_in_space_of(card: &Card, of: Target) -> Result<Outcome> {
+    let client = Client::new()?;
+    let mut params = [0; 56];
+    params[..4].copy_from_slice(&card.instance.to_le_bytes());
+    params[4..8].copy_from_slice(&of.client.to_le_bytes());
+    let names = (client.handle, client.fresh());
+    Ok(client.alloc_on(&client.ctl, names, class::DEVICE, Some(&mut params)))
 }

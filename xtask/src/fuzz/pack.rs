@@ -9,8 +9,8 @@ use anyhow::{bail, Context, Result};
 use nvguest_rig::process::capture;
 use nvguest_rig::provision::step;
 
-use super::{corpus, place, program, TARGET};
-use crate::prepare::{note_commit, root, run};
+use super::{corpus, place, program};
+use crate::prepare::{note_commit, root, run, TARGET};
 
 /// The newest minor version of glibc 2 that may be asked for: Ubuntu 24.04 has it.
 const GLIBC: u32 = 39;
