@@ -8,6 +8,7 @@ use nvguest_abi::compiled::Verdict;
 use nvguest_abi::{status, FileKind};
 
 use super::calls::{escape, u32_at};
+use super::places::Places;
 use super::session::Session;
 use crate::marshal::Prepared;
 
@@ -18,34 +19,31 @@ const CARD_INFO_ID: usize = 16;
 /// Cards that the parameters of a control name (`ctrl/ctrl0000/*.h`).
 struct Named {
     command: u32,
-    at: usize,
-    places: usize,
-    /// Where it says how many of the places count; those before an [`END`], where it does not.
-    count_at: Option<u16>,
+    places: Places,
 }
 
 const fn one(command: u32) -> Named {
-    Named { command, at: 0, places: 1, count_at: None }
+    many(command, Places::all(0, 1))
 }
 
-const fn many(command: u32, at: usize, places: usize, count_at: Option<u16>) -> Named {
-    Named { command, at, places, count_at }
+const fn many(command: u32, places: Places) -> Named {
+    Named { command, places }
 }
 
 const NAMED: [Named; 15] = [
     // SYSTEM_GET_P2P_CAPS, SYSTEM_GET_P2P_CAPS_V2
-    many(0x127, 0, 32, Some(128)),
-    many(0x12b, 0, 32, Some(128)),
+    many(0x127, Places::counted(0, 32, 128)),
+    many(0x12b, Places::counted(0, 32, 128)),
     // SYSTEM_GET_P2P_CAPS_MATRIX: two groups
-    many(0x13a, 8, 8, Some(0)),
-    many(0x13a, 40, 8, Some(4)),
+    many(0x13a, Places::counted(8, 8, 0)),
+    many(0x13a, Places::counted(40, 8, 4)),
     // GPU_GET_ID_INFO, GPU_GET_INIT_STATUS, GPU_GET_ID_INFO_V2
     one(0x202),
     one(0x203),
     one(0x205),
     // GPU_ATTACH_IDS, GPU_DETACH_IDS
-    many(0x215, 0, 32, None),
-    many(0x216, 0, 32, None),
+    many(0x215, Places::all(0, 32)),
+    many(0x216, Places::all(0, 32)),
     // GPU_GET_PCI_INFO, GPU_GET_UUID_FROM_GPU_ID, GPU_QUERY_DRAIN_STATE
     one(0x21b),
     one(UUID_FROM_ID),
@@ -55,8 +53,8 @@ const NAMED: [Named; 15] = [
     one(0x290),
     one(0xb02),
 ];
-/// What ends a list: no card, or all that were probed or are attached. What is behind it is
-/// nobody's to read.
+/// What ends a list without a count: no card, or all that were probed or are attached. What is
+/// behind it is nobody's to read.
 const END: [u32; 2] = [u32::MAX, 0xffff];
 
 /// `NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID`
@@ -125,11 +123,8 @@ impl List {
 
 impl Named {
     fn names(&self, params: &[u8], foreign: impl Fn(u32) -> bool) -> bool {
-        let most = self.count_at.map_or(u32::MAX, |at| u32_at(params, at));
-        let places = self.places.min(usize::try_from(most).unwrap_or(usize::MAX));
-        let list = params.get(self.at..).unwrap_or_default();
-        let ids = list.chunks_exact(4).take(places).map(|id| u32_at(id, 0));
-        let counted = self.count_at.is_some();
+        let counted = self.places.count_at.is_some();
+        let ids = self.places.of(params);
         ids.take_while(|id| counted || !END.contains(id)).any(foreign)
     }
 }
@@ -262,7 +257,7 @@ mod tests {
 
     #[test]
     fn cards_are_named_as_far_as_rm_reads_a_list() {
-        let named = many(0, 4, 2, Some(0));
+        let named = many(0, Places::counted(4, 2, 0));
         let names = |count: u32| {
             let params = words(&[count, 7, 8, 9]);
             [7, 8, 9].map(|id| named.names(&params, |named| named == id))
@@ -273,8 +268,8 @@ mod tests {
         assert!(!named.names(&[], |_| true));
         for end in END {
             let list = words(&[7, 0, end, 8]);
-            assert!(!many(0, 0, 32, None).names(&list, |id| id == 8), "{end:#x}");
-            assert!(many(0, 0, 32, None).names(&list, |id| id == 7), "{end:#x}");
+            assert!(!many(0, Places::all(0, 32)).names(&list, |id| id == 8), "{end:#x}");
+            assert!(many(0, Places::all(0, 32)).names(&list, |id| id == 7), "{end:#x}");
         }
         assert!(one(0).names(&words(&[7]), |id| id == 7));
     }

@@ -10,6 +10,7 @@ use nvguest_abi::compiled::Verdict;
 use nvguest_abi::status;
 
 use super::calls::{escape, u32_at};
+use super::places::Places;
 use super::session::Session;
 use crate::marshal::Prepared;
 use crate::sync::lock;
@@ -21,23 +22,15 @@ struct Handles {
     of: u32,
     /// Bytes of its parameters: releases differ.
     size: u32,
-    at: u16,
-    places: u16,
-    stride: u16,
-    /// Where it says how many of the places count; all, where it does not.
-    count_at: Option<u16>,
+    places: Places,
 }
 
 const fn one(of: u32, size: u32, at: u16) -> Handles {
-    row(of, size, at, 1)
+    row(of, size, Places::all(at, 1))
 }
 
-const fn row(of: u32, size: u32, at: u16, places: u16) -> Handles {
-    Handles { of, size, at, places, stride: 4, count_at: None }
-}
-
-const fn many(of: u32, size: u32, at: u16, (places, stride): (u16, u16), count_at: u16) -> Handles {
-    Handles { of, size, at, places, stride, count_at: Some(count_at) }
+const fn row(of: u32, size: u32, places: Places) -> Handles {
+    Handles { of, size, places }
 }
 
 /// `ctrl/ctrl*/*.h`: every field of a control that a guest may ask for and that is called a client,
@@ -48,11 +41,11 @@ const CONTROLS: [Handles; 13] = [
     // SEMAPHORE_SURFACE_BIND_CHANNEL, until 560
     one(0x00da_0002, 24, 0),
     // FIFO_BIND_ENGINES, FIFO_DISABLE_CHANNELS
-    many(0x2080_1103, 132, 4, (16, 8), 0),
-    many(0x2080_110b, 536, 24, (64, 4), 4),
+    row(0x2080_1103, 132, Places { stride: 8, ..Places::counted(4, 16, 0) }),
+    row(0x2080_110b, 536, Places::counted(24, 64, 4)),
     // FIFO_GET_CHANNEL_GROUP_UNIQUE_ID_INFO, FIFO_QUERY_CHANNEL_UNIQUE_ID
     one(0x2080_1123, 1552, 0),
-    many(0x2080_1124, 1540, 0, (128, 4), 1024),
+    row(0x2080_1124, 1540, Places::counted(0, 128, 1024)),
     // GR_CTXSW_ZCULL_MODE, GR_CTXSW_ZCULL_BIND
     one(0x2080_1205, 16, 4),
     one(0x2080_1208, 24, 0),
@@ -74,9 +67,9 @@ const CLASSES: [Handles; 7] = [
     one(0x79, 24, 0),
     one(0x7e, 24, 0),
     // NV01_DEVICE_0: whose address space it shares, and whose device it follows
-    row(0x80, 56, 4, 2),
+    row(0x80, 56, Places::all(4, 2)),
     // GT200_DEBUGGER, NV_CONFIDENTIAL_COMPUTE
-    row(0x83de, 12, 0, 2),
+    row(0x83de, 12, Places::all(0, 2)),
     one(0xcb33, 4, 0),
 ];
 
@@ -86,16 +79,9 @@ const IDLE_LIST: u16 = 16;
 const IDLE_CHANNELS: u32 = 0x283;
 
 impl Handles {
-    fn in_params(self, params: &[u8]) -> impl Iterator<Item = u32> + '_ {
-        let most = self.count_at.map_or(u32::MAX, |at| u32_at(params, at));
-        let places = usize::from(self.places).min(usize::try_from(most).unwrap_or(usize::MAX));
-        let list = params.get(usize::from(self.at)..).unwrap_or_default();
-        list.chunks(usize::from(self.stride)).take(places).map(|place| u32_at(place, 0))
-    }
-
     fn any_in(table: &[Self], of: u32, params: &[u8], foreign: impl Fn(u32) -> bool) -> bool {
         let rows = table.iter().filter(|row| row.of == of && row.size as usize == params.len());
-        rows.flat_map(|row| row.in_params(params)).any(foreign)
+        rows.flat_map(|row| row.places.of(params)).any(foreign)
     }
 }
 
@@ -166,11 +152,11 @@ mod tests {
                     continue;
                 }
                 let rows = CLASSES.iter().filter(|row| row.of == number && row.size == class.size);
-                let places = |row: &Handles| {
-                    let row = *row;
-                    (0..row.places).map(move |place| row.at + place * row.stride)
+                let offsets = |row: &Handles| {
+                    let places = row.places;
+                    (0..places.count).map(move |place| places.at + place * places.stride)
                 };
-                let asked: Vec<u16> = rows.flat_map(places).collect();
+                let asked: Vec<u16> = rows.flat_map(offsets).collect();
                 let named = clients(&profile, &class.layout);
                 assert_eq!(asked, named, "{} of {}", class.name, profile.release);
             }
@@ -189,20 +175,5 @@ mod tests {
                 assert!(known.into_iter().any(|it| it == (row.of, size)), "{name} has {size}");
             }
         }
-    }
-
-    #[test]
-    fn only_the_places_that_count_are_looked_at_and_none_behind_the_parameters() {
-        let disable = CONTROLS.iter().find(|row| row.of == 0x2080_110b).unwrap();
-        let mut params = vec![0; 536];
-        for (at, client) in [(24, 1_u32), (28, 2), (32, 3)] {
-            params[at..at + 4].copy_from_slice(&client.to_le_bytes());
-        }
-        params[4] = 2;
-        assert_eq!(disable.in_params(&params).collect::<Vec<_>>(), [1, 2]);
-        params[4..8].fill(0xff);
-        assert_eq!(disable.in_params(&params).count(), 64);
-        assert_eq!(disable.in_params(&params[..30]).collect::<Vec<_>>(), [1, 0]);
-        assert_eq!(disable.in_params(&[]).count(), 0);
     }
 }

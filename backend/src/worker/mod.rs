@@ -5,7 +5,8 @@
 //! - [`serve`]: the threads that take requests and give replies
 //! - [`session`]: its files, and the requests that open, close and wait
 //! - [`calls`]: the requests that reach the driver
-//! - [`cards`]: which of the host's cards they name and tell of, and [`clients`], whose clients
+//! - [`cards`]: which of the host's cards they name and tell of, and [`clients`], whose clients;
+//!   `places`, where
 //! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
 //! - [`coherency`]: system memory is write-back, and the card snoops
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
@@ -27,6 +28,7 @@ pub mod coherency;
 pub mod exports;
 pub mod mapping;
 pub mod objects;
+mod places;
 pub mod readiness;
 #[cfg(test)]
 mod rig;
