@@ -117,7 +117,7 @@ impl Server {
         upstream: Arc<Upstream>,
     ) -> anyhow::Result<Arc<Self>> {
         let server = Arc::new(Self {
-            poll: Duration::from_micros(session.start.poll_us.into()),
+            poll: session.start.poll(),
             session,
             upstream,
             lead: Mutex::default(),

@@ -5,7 +5,6 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
 
 use nvguest_abi::FileKind;
 use zerocopy::FromBytes;
@@ -160,8 +159,7 @@ impl Session {
         common: Common,
     ) -> Result<Self, Errno> {
         let Common { page, rates, trace, arena } = common;
-        let patience = Duration::from_micros(start.poll_us.into());
-        let watcher = Arc::new(Watcher::new(Arc::clone(&upstream), patience));
+        let watcher = Arc::new(Watcher::new(Arc::clone(&upstream), start.poll()));
         Ok(Self {
             mappings: Mappings::new(Arc::clone(&upstream)),
             share: Share::new(Arc::clone(&upstream)),

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nvguest_abi::compiled::Compiled;
@@ -90,6 +91,11 @@ struct Head {
 }
 
 impl Start {
+    /// How long it looks at its queue before it sleeps.
+    pub fn poll(&self) -> Duration {
+        Duration::from_micros(self.poll_us.into())
+    }
+
     /// The payload of the start message.
     pub fn encode(&self, compiled: &[u8]) -> Vec<u8> {
         let head = Head {
