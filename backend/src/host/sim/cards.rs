@@ -1,9 +1,9 @@
 //! The cards' memory: one sealed memory file that every worker shares.
 //!
 //! Its first part holds the allocator's book; behind it each card has its video memory, one after
-//! the other. The book is read and
-//! written with system calls under a lock of the file itself, and there are two tables of which
-//! the header names the valid one: a worker that dies leaves neither a held lock nor half a table.
+//! the other. The book is read and written with system calls under a lock of the file itself, and
+//! there are two tables of which the header names the valid one: a worker that dies leaves neither
+//! a held lock nor half a table.
 //!
 //! Memory belongs to the open file of the client that allocated it, as in the driver. Each file
 //! is an open file description of its own and holds a lock (`F_OFD_SETLK`) on the byte that is
