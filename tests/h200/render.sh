@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Guests that render, beside their host on the same card: pixels in one guest and in four, frame
 # times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows.
-# About 250 s; `SECTIONS=crossings` about 45, `SECTIONS=frames WAITS=wait=block` about 100. Run as root: it unpacks Vulkan and EGL loaders into /.
+# About 300 s; `SECTIONS=crossings` about 45, `SECTIONS=frames WAITS=wait=block` about 140. Run as root: it unpacks Vulkan and EGL loaders into /.
 # Usage: OUT=folder [SECTIONS='pixels frames crossings growth four'] tests/h200/render.sh [bundle folder
 #        [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
@@ -111,6 +111,13 @@ for wait in ${WAITS:-wait=block wait=spin frames-in-flight=2}; do frames 'left t
 place "$home" "$(((home + 2) % $(nproc --all)))"
 frames 'where the card interrupts' "$home" wait=block
 place "$all" "$all"
+# A processor that halts takes its time to wake: what is only run when nothing else is keeps it awake.
+spinners=()
+for processor in $(seq 0 $(($(nproc --all) - 1))); do
+  chrt --idle 0 taskset -c "$processor" sh -c 'while :; do :; done' & spinners+=($!)
+done
+frames 'no processor halts' "$all" wait=block
+kill "${spinners[@]}"; wait "${spinners[@]}" 2> /dev/null
 python3 - "$out/frames.jsonl" <<'P'
 import collections, json, statistics, sys
 frame, submit = collections.defaultdict(list), collections.defaultdict(list)
