@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{bail, Context, Result};
 use clap::Args;
@@ -24,6 +25,8 @@ use crate::prepare::{cargo, root, run, TARGET};
 const WRAPPER: &str = "tests/fuzz/rustc.sh";
 /// Bytes of an input at most.
 const MAX_INPUT: &str = "-max_len=8192";
+/// Seconds of a target that are worth their start.
+const LEAST: u64 = 10;
 
 /// What to fuzz, and for how long.
 #[derive(Debug, Args)]
@@ -64,16 +67,23 @@ pub fn fuzz(args: &FuzzArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs every target for a moment, as a part of the tests.
-pub fn briefly(seconds: u64) -> Result<()> {
+/// Runs every target for so many seconds, as a part of the tests: for fewer where that would
+/// not be done in time, but not for fewer than ten.
+pub fn briefly(seconds: u64, until: Instant) -> Result<()> {
     build()?;
-    at_once(&targets()?, seconds)
+    let targets = targets()?;
+    let turns = targets.len().div_ceil(processors()).max(1) as u64;
+    let left = until.saturating_duration_since(Instant::now()).as_secs();
+    at_once(&targets, seconds.min(LEAST.max(left / turns)))
+}
+
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Runs the targets, as many at a time as there are processors. What one finds does not keep
 /// the others from running.
 fn at_once(targets: &[String], seconds: u64) -> Result<()> {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
     let what = format!("fuzz {} targets for {seconds} s each", targets.len());
     step(&what, || {
         let left = Mutex::new(targets.iter());
@@ -86,7 +96,7 @@ fn at_once(targets: &[String], seconds: u64) -> Result<()> {
             outcome
         };
         thread::scope(|scope| {
-            let runs: Vec<_> = (0..processors).map(|_| scope.spawn(run_some)).collect();
+            let runs: Vec<_> = (0..processors()).map(|_| scope.spawn(run_some)).collect();
             runs.into_iter().try_for_each(|run| {
                 // PANIC: the thread's own goes on here.
                 run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
