@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Several guests under QEMU on one card: equal shares beside as many native processes, shares by
 # weight, budgets. The guests are booted once and get their weights and budgets while they run.
-# About 200 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. Run as root: it unpacks Vulkan loaders into /.
+# About 200 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. GUEST has further words for every guest
+# (`--append idle=poll`), ONLY a pattern of the runs' names. Run as root: it unpacks Vulkan loaders into /.
 # Usage: OUT=folder [SECTIONS='equal weights budgets'] tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
 set -u
@@ -29,7 +30,7 @@ boot() {
   local i=$1
   shift
   mkdir -p "$work/$i/turns" && echo 0 > "$work/$i/turn"
-  TMPDIR="$work/$i" "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/$i/logs" --timeout 500 --cpus 1 --memory 1536 \
+  TMPDIR="$work/$i" "$bundle/nvguest-run" guest --host "${HOST:-nvidia}" --logs "$work/$i/logs" --timeout 500 --cpus 1 --memory 1536 ${GUEST:-} \
     --share "$work/$i/turns:/mnt/turns" "$@" --run '
     i=1
     while :; do

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Guests that render, beside their host on the same card: pixels in one guest and in four, frame
-# times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows.
+# times by turns, what crosses while a frame is drawn, what it costs, and that nothing grows while each processor
+# of the guest makes CYCLES devices.
 # About 300 s; `SECTIONS=crossings` about 45, `SECTIONS=frames WAITS=wait=block` about 140. Run as root: it unpacks Vulkan and EGL loaders into /.
-# Usage: OUT=folder [SECTIONS='pixels frames crossings growth four'] tests/h200/render.sh [bundle folder
+# Usage: OUT=folder [SECTIONS='pixels frames crossings growth four'] [CYCLES=40] tests/h200/render.sh [bundle folder
 #        [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
 set -u
@@ -60,6 +61,7 @@ guest ${GUEST:-} --share "$work/turns:/mnt/turns" --share "$loaders/vk:/mnt/vk" 
 runner=$!
 turn true || tail -20 "$work/guest.txt"
 backend=$(pgrep -fo 'vhost-user-nvguest')
+qemu=$(pgrep -fo qemu-system)
 if has pixels; then
 LD_LIBRARY_PATH="$loaders/vk:${LD_LIBRARY_PATH:-}" "$loaders/vk/vulkaninfo" --summary > "$out/vulkaninfo-native.txt" 2>&1; echo "vulkaninfo natively: $?"
 turn 'LD_LIBRARY_PATH=/mnt/vk:$LD_LIBRARY_PATH /mnt/vk/vulkaninfo --summary; echo "vulkaninfo in the guest: $?"' > "$out/vulkaninfo-guest.txt" 2>&1
@@ -87,8 +89,7 @@ home=$(awk '/nvidia/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n[i - 2] += $
   END {for (i in n) if (n[i] > n[best]) best = i; print best + 0}' /proc/interrupts)
 echo "the card interrupts processor $home of $all"
 place() {
-  local pid qemu
-  qemu=$(pgrep -fo qemu-system)
+  local pid
   for pid in "$qemu" "$backend" $(pgrep -P "$backend"); do taskset -acp "$1" "$pid" > /dev/null; done
   for task in "/proc/$qemu/task"/*; do
     case $(cat "$task/comm") in CPU*) taskset -cp "$2" "${task##*/}" > /dev/null ;; esac
@@ -148,7 +149,6 @@ for line in open(sys.argv[1]):
 for call, count in calls.most_common(): print(f"{count:6} {call}")
 P
 everyone() { echo "$backend" $(pgrep -f -- '--worker'); }
-qemu=$(pgrep -fo qemu-system)
 # What asking costs is outside of what is counted.
 before=$(status); cpu=$(spent $(everyone)); vcpu=$(spent "$qemu"); start=$(date +%s%N)
 sleep 6
@@ -173,10 +173,12 @@ fi
 if has growth; then
 section 'nothing grows'
 turn 'nesprobe --cycles 5' | tail -3
+turn nproc | tee "$work/processors"
 fds() { ls "/proc/$backend/fd" | wc -l; }
-grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | python3 -c 'import json, sys; it = json.load(sys.stdin); print(it["placements"], "placements, arena", it["arena"])')"; }
+grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS "/proc/$backend/status"), QEMU maps $(wc -l < "/proc/$qemu/maps"), $(status | python3 -c 'import json, sys; it = json.load(sys.stdin); print(it["placements"], "placements, arena", it["arena"])')"
+  turn 'grep -E "^S(Unreclaim|lab)|^PageTables" /proc/meminfo' | paste -sd' '; }
 grown
-turn 'time nesprobe --cycles 40' | tail -8
+turn "time sh -c 'for i in \$(seq $(cat "$work/processors")); do nesprobe --cycles ${CYCLES:-40} & done; wait'" | grep -E 'made|end|real'
 grown
 fi
 
