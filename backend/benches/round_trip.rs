@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use criterion::Criterion;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nvguest_frontend::backend::{held, wait_until, Backend};
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Guest, Options};
+use rmclient::Place;
 
 /// Another process that answers each ring of one eventfd with one of another.
 struct Echo {
@@ -147,9 +148,9 @@ fn main() {
         busy.ctl.process.open("nvidiactl").expect("a file").close().expect("closing it");
     });
     report(&mut out, Some(&floor), &file);
-    let memory = busy.memory(Where::System, 65536).expect("memory");
+    let memory = busy.memory(Place::System, 65536).expect("memory");
     let mapped = measure("open, arm, map, unmap, close of 64 KiB", 1_000, || {
-        busy.map(Where::System, memory, 65536).expect("a map").close().expect("unmapping");
+        busy.map(Place::System, memory, 65536).expect("a map").close().expect("unmapping");
     });
     report(&mut out, Some(&floor), &mapped);
     let (ready, event) = busy.event().expect("an event");

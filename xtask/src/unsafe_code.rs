@@ -22,7 +22,7 @@ const ALLOWED: [&str; 12] = [
     "tools/nesprobe/src/vk",
     // Wrappers that the loader puts between a program and the C library, and raw calls.
     "tools/nvrecord/src/hooks.rs",
-    "tools/rmprobe/src/sys.rs",
+    "tools/rmclient/src/sys.rs",
 ];
 
 #[test]

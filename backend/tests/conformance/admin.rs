@@ -9,22 +9,23 @@ use std::path::Path;
 use std::process::Command;
 
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::Options;
+use rmclient::Place;
 use serde_json::Value;
 
 use crate::common::{pair, pair_in, refused, start, Pair, EMFILE, LONG};
 
 /// `RM_CONTROL` of a command that no profile has.
 const UNKNOWN: u32 = 0x7f_0001;
-/// Where the process that another user is finds the socket; see `ask_as_somebody_else`.
+/// Place the process that another user is finds the socket; see `ask_as_somebody_else`.
 const SOCKET: &str = "NVGUEST_TEST_ADMIN_SOCKET";
 
 /// A guest that did something of everything.
 fn busy(pair: &Pair) -> Client {
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::Video, 65536).unwrap();
-    client.map(Where::Video, memory, 65536).unwrap();
+    let memory = client.memory(Place::Video, 65536).unwrap();
+    client.map(Place::Video, memory, 65536).unwrap();
     client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
     client.attached_ids().unwrap();
     client
@@ -78,16 +79,16 @@ fn a_limit_that_an_admin_sets_holds_at_once() {
 fn a_budget_and_a_weight_that_an_admin_sets_hold_at_once() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    client.memory(Where::Video, 4 << 20).unwrap();
+    client.memory(Place::Video, 4 << 20).unwrap();
     let set = r#"{"schema":1,"request":"limits","set":{"vram":"6M","weight":"20"}}"#;
     assert!(pair.backend.ask(set).unwrap()["error"].is_null());
     let status = pair.backend.status().unwrap();
     assert_eq!(status["vram"]["budget"], 6 << 20);
     assert_eq!(status["weight"], 20);
-    assert!(client.memory(Where::Video, 4 << 20).is_err());
+    assert!(client.memory(Place::Video, 4 << 20).is_err());
     let set = r#"{"schema":1,"request":"limits","set":{"vram":"none"}}"#;
     pair.backend.ask(set).unwrap();
-    client.memory(Where::Video, 4 << 20).unwrap();
+    client.memory(Place::Video, 4 << 20).unwrap();
 }
 
 #[test]

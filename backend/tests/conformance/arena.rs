@@ -3,9 +3,10 @@
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{Client, Mapped, Where};
+use nvguest_frontend::rm::{Client, Mapped};
 use nvguest_frontend::wire;
 use nvguest_frontend::{File, Options};
+use rmclient::Place;
 
 use crate::common::*;
 
@@ -47,7 +48,7 @@ fn many_system_allocations_cost_one_placement() {
             let coherency = 1 + seed as u32 % 2;
             let heap = client.heap(coherency << 29, SIZE - 100 * seed).unwrap();
             assert_eq!((heap.size, heap.limit, heap.offset), (SIZE, SIZE - 1, 0));
-            (client.map(Where::System, heap.memory, SIZE).unwrap(), seed)
+            (client.map(Place::System, heap.memory, SIZE).unwrap(), seed)
         })
         .collect();
     assert_eq!(taken(&pair), (0, 40, 40 * SIZE));
@@ -74,7 +75,7 @@ fn what_is_not_established_is_memory_of_rms_own() {
     for (attr, size) in [(1 << 29, 4096), (2 << 29, 4096), (1 << 29 | 2 << 27, SIZE)] {
         let heap = client.heap(attr, size).unwrap();
         assert_eq!(heap.attr >> 29, attr >> 29);
-        let mapped = client.map(Where::System, heap.memory, size).unwrap();
+        let mapped = client.map(Place::System, heap.memory, size).unwrap();
         assert_eq!(taken(&pair), (1, 0, 0), "{attr:#x} {size}");
         mapped.close().unwrap();
     }
@@ -85,8 +86,8 @@ fn a_process_past_its_share_gets_memory_of_rms_own() {
     let pair = pair_in(&["--arena=1M"], &[], Options::default());
     let client = Client::new(&pair.guest.process(1)).unwrap();
     let map = |client: &Client| {
-        let memory = client.memory(Where::System, 512 << 10).unwrap();
-        client.map(Where::System, memory, 512 << 10).unwrap()
+        let memory = client.memory(Place::System, 512 << 10).unwrap();
+        client.map(Place::System, memory, 512 << 10).unwrap()
     };
     map(&client);
     assert_eq!(taken(&pair), (0, 1, 512 << 10));
@@ -102,8 +103,8 @@ fn a_process_past_its_share_gets_memory_of_rms_own() {
 fn without_an_arena_each_map_has_a_placement() {
     let pair = pair_in(&["--arena=0"], &[], Options::default());
     let client = Client::new(&pair.guest.process(1)).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
-    client.map(Where::System, memory, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
+    client.map(Place::System, memory, SIZE).unwrap();
     let status = pair.backend.status().unwrap();
     assert_eq!((&status["placements"], &status["arena"]), (&1.into(), &serde_json::Value::Null));
 }
@@ -114,8 +115,8 @@ fn memory_reads_zero_whoever_had_it_before() {
     let mut before = None;
     for tgid in 1..4 {
         let client = Client::new(&pair.guest.process(tgid)).unwrap();
-        let memory = client.memory(Where::System, SIZE).unwrap();
-        let mapped = client.map(Where::System, memory, SIZE).unwrap();
+        let memory = client.memory(Place::System, SIZE).unwrap();
+        let mapped = client.map(Place::System, memory, SIZE).unwrap();
         assert!(is_zero(&mapped));
         (0..SIZE as usize).step_by(8).for_each(|at| mapped.mapping.write(at, u64::MAX));
         assert_eq!(*before.get_or_insert(mapped.mapping.offset), mapped.mapping.offset);
@@ -129,18 +130,18 @@ fn memory_reads_zero_whoever_had_it_before() {
 fn a_range_is_not_given_out_while_the_guest_maps_it() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(1)).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
     let (one, two) = (
-        client.map(Where::System, memory, SIZE).unwrap(),
-        client.map(Where::System, memory, SIZE).unwrap(),
+        client.map(Place::System, memory, SIZE).unwrap(),
+        client.map(Place::System, memory, SIZE).unwrap(),
     );
     one.mapping.write(0, 0x5ec2e7);
     client.free(client.device, memory).unwrap();
     one.close().unwrap();
     let other = Client::new(&pair.guest.process(2)).unwrap();
     let map = |size| {
-        let memory = other.memory(Where::System, size).unwrap();
-        other.map(Where::System, memory, size).unwrap()
+        let memory = other.memory(Place::System, size).unwrap();
+        other.map(Place::System, memory, size).unwrap()
     };
     assert_ne!(map(SIZE).mapping.offset, two.mapping.offset);
     assert_eq!(two.mapping.read(0), 0x5ec2e7, "its contents stay until then");
@@ -157,10 +158,10 @@ fn a_dead_workers_memory_comes_back_when_the_guest_has_let_go_of_it() {
     for round in 0..5 {
         let victim = Client::new(&pair.guest.process(1)).unwrap();
         let map = |client: &Client| {
-            let memory = client.memory(Where::System, SIZE).unwrap();
-            client.map(Where::System, memory, SIZE).unwrap()
+            let memory = client.memory(Place::System, SIZE).unwrap();
+            client.map(Place::System, memory, SIZE).unwrap()
         };
-        victim.memory(Where::System, SIZE).unwrap();
+        victim.memory(Place::System, SIZE).unwrap();
         let old = map(&victim);
         old.mapping.write(0, 0x01d + round);
         lose(&pair, &victim);
@@ -189,18 +190,18 @@ fn a_duplicate_keeps_the_memory_and_is_mapped_like_it() {
     let pair = pair();
     let process = pair.guest.process(1);
     let (one, two) = (Client::new(&process).unwrap(), Client::new(&process).unwrap());
-    let memory = one.memory(Where::System, SIZE).unwrap();
+    let memory = one.memory(Place::System, SIZE).unwrap();
     let (status, same) = two.duplicate(&one, memory).unwrap();
     assert_eq!(status, 0);
-    let first = one.map(Where::System, memory, SIZE).unwrap();
-    let second = two.map(Where::System, same, SIZE).unwrap();
+    let first = one.map(Place::System, memory, SIZE).unwrap();
+    let second = two.map(Place::System, same, SIZE).unwrap();
     first.mapping.write(8, 0xd0b1e);
     assert_eq!(second.mapping.read(8), 0xd0b1e);
     one.free(one.device, memory).unwrap();
     first.close().unwrap();
     second.close().unwrap();
     assert_eq!(taken(&pair), (0, 1, SIZE));
-    let again = two.map(Where::System, same, SIZE).unwrap();
+    let again = two.map(Place::System, same, SIZE).unwrap();
     assert_eq!(again.mapping.read(8), 0xd0b1e);
     again.close().unwrap();
     two.ctl.close().unwrap();
@@ -214,7 +215,7 @@ fn maps_of_it_are_answered_as_rm_answers() {
     let pair = pair();
     let process = pair.guest.process(1);
     let client = Client::new(&process).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
     let file = process.open("nvidiactl").unwrap();
     assert_eq!(client.arm(&file, memory, SIZE + 1).unwrap().0, INVALID_LIMIT);
     assert_eq!(client.arm(&file, memory, 0).unwrap().0, INVALID_LIMIT);
@@ -234,14 +235,14 @@ fn maps_of_it_are_answered_as_rm_answers() {
 fn a_guest_that_begins_anew_has_an_empty_arena() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(1)).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
-    let old = client.map(Where::System, memory, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
+    let old = client.map(Place::System, memory, SIZE).unwrap();
     old.mapping.write(0, 0x01d);
     pair.guest.hello(wire::HELLO_FRESH).unwrap();
     assert_eq!(taken(&pair), (0, 0, 0));
     assert_eq!(old.mapping.read(0), 0);
     let client = Client::new(&pair.guest.process(2)).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
-    let new = client.map(Where::System, memory, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
+    let new = client.map(Place::System, memory, SIZE).unwrap();
     assert_eq!((new.mapping.offset, is_zero(&new)), (old.mapping.offset, true));
 }

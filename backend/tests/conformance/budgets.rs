@@ -5,8 +5,10 @@ use std::time::Duration;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{class, command, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::Options;
+use rmclient::abi::{class, control};
+use rmclient::Place;
 use zerocopy::IntoBytes;
 
 use crate::common::{pair_in, Pair, LONG};
@@ -49,7 +51,7 @@ fn comes_to(pair: &Pair, bytes: u64) {
 fn fill(pair: &Pair, client: &Client, size: u64) -> u64 {
     let mut sum = 0;
     for count in 0.. {
-        match client.memory(Where::Video, size) {
+        match client.memory(Place::Video, size) {
             Ok(_) => sum += size,
             Err(error) => {
                 assert!(error.to_string().ends_with(NO_MEMORY), "{error}");
@@ -91,14 +93,14 @@ fn more_than_there_could_ever_be_is_refused_and_counts_for_nothing() {
     let pair = pair(&[]);
     let client = client(&pair, 100);
     for size in [BUDGET, BUDGET + 1, 1 << 62, u64::MAX] {
-        let refused = client.memory(Where::Video, size).unwrap_err().to_string();
+        let refused = client.memory(Place::Video, size).unwrap_err().to_string();
         assert!(refused.ends_with(NO_MEMORY), "{size:#x}: {refused}");
         let refused = client.heap_with(0, size).err().unwrap().to_string();
         assert!(refused.ends_with(NO_MEMORY), "{size:#x}: {refused}");
     }
     assert_eq!(used(&pair), 0);
     let objects = pair.backend.status().unwrap()["shares"]["objects"]["held"].clone();
-    client.memory(Where::System, 2 * BUDGET).unwrap();
+    client.memory(Place::System, 2 * BUDGET).unwrap();
     assert_eq!(used(&pair), 0, "system memory is none of the card's");
     assert!(objects.as_u64().unwrap() < 1000);
     let refusals = pair.backend.status().unwrap()["refusals"].to_string();
@@ -125,8 +127,8 @@ fn what_is_counted_is_what_the_card_has_given() {
     };
     assert_eq!((card(), used(&pair)), (0, 0));
     // Sizes that RM rounds up.
-    let memory = one.memory(Where::Video, 100).unwrap();
-    other.memory(Where::Video, 5 * MIB + 1).unwrap();
+    let memory = one.memory(Place::Video, 100).unwrap();
+    other.memory(Place::Video, 5 * MIB + 1).unwrap();
     let heap = other.heap_with(0, 3 * MIB + 7).unwrap();
     assert_eq!(card(), used(&pair));
     one.free(one.device, memory).unwrap();
@@ -140,7 +142,7 @@ fn memory_goes_back_with_its_parents() {
     let pair = pair(&[]);
     let client = client(&pair, 100);
     for top in [client.device, client.root] {
-        let _ = client.memory(Where::Video, 8 * MIB);
+        let _ = client.memory(Place::Video, 8 * MIB);
         client.heap_with(0, 8 * MIB).ok();
         client.free(client.root, top).unwrap();
         comes_to(&pair, 0);
@@ -152,7 +154,7 @@ fn a_duplicate_counts_nothing_and_keeps_its_memory() {
     let pair = pair(&[]);
     let process = pair.guest.process(100);
     let (one, other) = (Client::new(&process).unwrap(), Client::new(&process).unwrap());
-    let memory = one.memory(Where::Video, 8 * MIB).unwrap();
+    let memory = one.memory(Place::Video, 8 * MIB).unwrap();
     let (status, again) = other.duplicate(&one, memory).unwrap();
     assert_eq!((status, used(&pair)), (0, 8 * MIB));
     let (status, third) = one.duplicate(&other, again).unwrap();
@@ -168,7 +170,7 @@ fn a_duplicate_counts_nothing_and_keeps_its_memory() {
 fn no_process_keeps_memory_that_another_is_charged_for() {
     let pair = pair(&[]);
     let (one, other) = (client(&pair, 100), client(&pair, 200));
-    let memory = one.memory(Where::Video, 8 * MIB).unwrap();
+    let memory = one.memory(Place::Video, 8 * MIB).unwrap();
     let (status, _) = other.duplicate(&one, memory).unwrap();
     // NV_ERR_INSUFFICIENT_PERMISSIONS
     assert_eq!(status, 0x1b);
@@ -179,8 +181,8 @@ fn memory_goes_back_when_its_file_is_closed() {
     let pair = pair(&[]);
     let process = pair.guest.process(100);
     let (one, other) = (Client::new(&process).unwrap(), Client::new(&process).unwrap());
-    one.memory(Where::Video, 8 * MIB).unwrap();
-    other.memory(Where::Video, 16 * MIB).unwrap();
+    one.memory(Place::Video, 8 * MIB).unwrap();
+    other.memory(Place::Video, 16 * MIB).unwrap();
     one.ctl.close().unwrap();
     comes_to(&pair, 16 * MIB);
     other.ctl.close().unwrap();
@@ -202,7 +204,7 @@ fn memory_of_a_killed_worker_is_the_guest_s_again() {
 fn without_a_budget_memory_is_counted_and_not_refused() {
     let pair = on_large_card(&[]);
     let client = client(&pair, 100);
-    client.memory(Where::Video, 2 * BUDGET).unwrap();
+    client.memory(Place::Video, 2 * BUDGET).unwrap();
     let vram = pair.backend.status().unwrap()["vram"].clone();
     assert_eq!(vram["used"], 2 * BUDGET);
     assert!(vram["budget"].is_null());
@@ -222,7 +224,7 @@ fn every_way_to_ask_shows_the_budget_as_the_card() {
     let (one, other) = (client(&pair, 100), client(&pair, 200));
     let kib = |bytes: u64| u32::try_from(bytes >> 10).unwrap();
     let heap = BUDGET - BUDGET / 128;
-    other.memory(Where::Video, 64 * MIB).unwrap();
+    other.memory(Place::Video, 64 * MIB).unwrap();
     let sizes = [RAM_SIZE, TOTAL_RAM_SIZE, USABLE_RAM_SIZE, HEAP_SIZE, HEAP_FREE, BUS_WIDTH];
     let shown = [kib(BUDGET), kib(BUDGET), kib(BUDGET), kib(heap), kib(heap - 64 * MIB), 64];
     assert_eq!(one.fb_info(sizes).unwrap(), shown);
@@ -255,12 +257,12 @@ fn group(client: &Client) -> u32 {
 }
 
 fn set(client: &Client, group: u32, mut us: u64) -> u32 {
-    client.control(group, command::SET_TIMESLICE, us.as_mut_bytes()).unwrap()
+    client.control(group, control::SET_TIMESLICE, us.as_mut_bytes()).unwrap()
 }
 
 fn get(client: &Client, group: u32) -> u64 {
     let mut us = 0_u64;
-    let status = client.control(group, command::GET_TIMESLICE, us.as_mut_bytes()).unwrap();
+    let status = client.control(group, control::GET_TIMESLICE, us.as_mut_bytes()).unwrap();
     assert_eq!(status, 0);
     us
 }

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use nvguest_frontend::backend::wait_until;
 use nvguest_frontend::gather::ByHandle;
-use nvguest_frontend::rm::{class, command, escape, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, Kind, NO_SLOT};
+use rmclient::abi::{class, control, escape};
+use rmclient::Place;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::*;
@@ -29,16 +31,16 @@ struct Parts {
 impl Parts {
     /// GPU_GET_ATTACHED_IDS: an argument of 32 bytes that reaches 128.
     fn control(client: &Client) -> Self {
-        let argument = nvguest_frontend::rm::Control {
+        let argument = rmclient::abi::Control {
             client: client.root,
             object: client.root,
-            command: command::ATTACHED_IDS,
+            command: control::ATTACHED_IDS,
             params: 0x7f00_0000_1000,
             params_size: 128,
             ..Default::default()
         };
         Self {
-            cmd: cmd(escape::CONTROL, 32),
+            cmd: cmd(escape::RM_CONTROL, 32),
             arg_len: 32,
             lengths: vec![128],
             fds: vec![],
@@ -49,7 +51,7 @@ impl Parts {
 
     /// RM_MAP_MEMORY: an argument of 56 bytes that names a file.
     fn map(client: &Client, memory: u32, file: u32) -> Self {
-        let argument = nvguest_frontend::rm::MapMemory {
+        let argument = rmclient::abi::Map {
             client: client.root,
             device: client.subdevice,
             memory,
@@ -59,7 +61,7 @@ impl Parts {
         };
         let record = wire::FdRecord { segment: 0.into(), offset: 48.into(), file: file.into() };
         Self {
-            cmd: cmd(escape::MAP_MEMORY, 56),
+            cmd: cmd(escape::RM_MAP_MEMORY, 56),
             arg_len: 56,
             lengths: vec![],
             fds: vec![record],
@@ -151,13 +153,13 @@ fn a_size_that_is_not_the_commands_is_refused_as_the_driver_would() {
     let client = Client::new(&pair.guest.process(100)).unwrap();
     for size in [0, 4, 124, 132, 4096] {
         let mut params = vec![0; size];
-        let status = client.control(client.root, command::ATTACHED_IDS, &mut params).unwrap();
+        let status = client.control(client.root, control::ATTACHED_IDS, &mut params).unwrap();
         assert_ne!(status, 0, "{size}");
     }
     // Of a size that no call of this number has.
     let mut parts = Parts::control(&client);
     for size in [0, 16, 31, 33, 64] {
-        parts.cmd = cmd(escape::CONTROL, size);
+        parts.cmd = cmd(escape::RM_CONTROL, size);
         parts.arg_len = u32::try_from(size).unwrap();
         parts.argument.resize(size, 0);
         assert_eq!(parts.send(&client, CONTROL_STATUS), Err(EINVAL), "{size}");
@@ -198,7 +200,7 @@ fn a_file_record_in_the_wrong_place_or_of_the_wrong_file_is_refused() {
     let pair = pair();
     let process = pair.guest.process(100);
     let client = Client::new(&process).unwrap();
-    let memory = client.memory(Where::System, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
     let right = process.open("nvidiactl").unwrap();
     let closed = process.open("nvidiactl").unwrap();
     closed.close().unwrap();
@@ -267,10 +269,10 @@ fn calls_of_one_file_keep_their_order() {
     let group = slow(&client);
     for slot in [NO_SLOT, client.ctl.slot] {
         let queue = pair.guest.queue(slot);
-        let argument = nvguest_frontend::rm::Control {
+        let argument = rmclient::abi::Control {
             client: client.root,
             object: group,
-            command: command::PREEMPT,
+            command: control::PREEMPT,
             params: 0x1000,
             params_size: 8,
             ..Default::default()
@@ -302,7 +304,7 @@ fn a_slow_call_of_one_process_holds_no_other() {
     std::thread::scope(|scope| {
         let long = scope.spawn(|| {
             let mut params = preempt(Duration::from_millis(300));
-            slow_client.control(group, command::PREEMPT, &mut params)
+            slow_client.control(group, control::PREEMPT, &mut params)
         });
         let start = Instant::now();
         while !long.is_finished() {
@@ -323,12 +325,12 @@ fn a_slow_call_of_one_file_holds_no_other_file() {
     let file = process.open("nvidia0").unwrap();
     let group = slow(&client);
     // A control is taken for a quick one until it was slow.
-    client.control(group, command::PREEMPT, &mut preempt(Duration::from_millis(5))).unwrap();
+    client.control(group, control::PREEMPT, &mut preempt(Duration::from_millis(5))).unwrap();
     for _ in 0..3 {
         std::thread::scope(|scope| {
             let long = scope.spawn(|| {
                 let mut params = preempt(Duration::from_millis(800));
-                client.control(group, command::PREEMPT, &mut params)
+                client.control(group, control::PREEMPT, &mut params)
             });
             // Until it is under way, and while it is.
             while !long.is_finished() {
@@ -351,7 +353,7 @@ fn many_threads_share_one_queue() {
         for client in &clients {
             scope.spawn(move || {
                 for _ in 0..100 {
-                    let memory = client.memory(Where::System, 65536).unwrap();
+                    let memory = client.memory(Place::System, 65536).unwrap();
                     client.attached_ids().unwrap();
                     client.free(client.device, memory).unwrap();
                 }

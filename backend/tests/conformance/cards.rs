@@ -5,8 +5,10 @@ use std::os::fd::AsRawFd;
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nvguest_frontend::backend::wait_until;
 use nvguest_frontend::gather::ByHandle;
-use nvguest_frontend::rm::{command, escape, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::{wire, Options};
+use rmclient::abi::{control, escape};
+use rmclient::Place;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::{errno, pair_in, refused, start_with, Pair, EINVAL, ENXIO, LONG};
@@ -77,7 +79,7 @@ fn by_uuid(client: &Client, uuid: &str) -> (u32, u32, u32) {
 
 /// What GPU_GET_ATTACHED_IDS and GPU_GET_PROBED_IDS list.
 fn listed(client: &Client) -> [Vec<u32>; 2] {
-    [(command::ATTACHED_IDS, 32), (PROBED_IDS, 96)].map(|(command, words)| {
+    [(control::ATTACHED_IDS, 32), (PROBED_IDS, 96)].map(|(command, words)| {
         let mut ids = vec![0_u32; words];
         assert_eq!(client.control(client.root, command, ids.as_mut_bytes()).unwrap(), 0);
         ids.into_iter().take(32).take_while(|&id| id != u32::MAX).collect()
@@ -203,8 +205,8 @@ fn a_process_of_a_guest_with_two_cards_has_both() {
     assert_eq!(listed(&clients[1]), [[FIRST, SECOND], [FIRST, SECOND]]);
     let none = u32::MAX;
     assert_eq!(active(&clients[1]), [2, FIRST, none, none, SECOND, none, none]);
-    let memory = clients.each_ref().map(|client| client.memory(Where::Video, MIB).unwrap());
-    let maps = [0, 1].map(|card| clients[card].map(Where::Video, memory[card], MIB).unwrap());
+    let memory = clients.each_ref().map(|client| client.memory(Place::Video, MIB).unwrap());
+    let maps = [0, 1].map(|card| clients[card].map(Place::Video, memory[card], MIB).unwrap());
     for (map, value) in maps.iter().zip([0xca0, 0xca1]) {
         map.mapping.write(0, value);
     }
@@ -217,11 +219,11 @@ fn a_card_that_is_full_leaves_the_guests_other_card_free() {
     let clients = [(100, 0), (200, 1)]
         .map(|(tgid, card)| Client::on(&pair.guest.process(tgid), card).unwrap());
     let all = clients[0].fb_info([TOTAL_RAM_SIZE]).unwrap()[0];
-    clients[0].memory(Where::Video, u64::from(all) << 10).unwrap();
-    assert!(clients[0].memory(Where::Video, 1).is_err());
+    clients[0].memory(Place::Video, u64::from(all) << 10).unwrap();
+    assert!(clients[0].memory(Place::Video, 1).is_err());
     assert_eq!(clients[0].fb_info([HEAP_FREE]).unwrap(), [0]);
     assert_eq!(clients[1].fb_info([HEAP_FREE]).unwrap(), [all]);
-    clients[1].memory(Where::Video, u64::from(all) << 10).unwrap();
+    clients[1].memory(Place::Video, u64::from(all) << 10).unwrap();
     assert_eq!(used(&pair), 2 * (u64::from(all) << 10));
     clients[0].ctl.close().unwrap();
     assert!(wait_until(LONG, || used(&pair) == u64::from(all) << 10));
@@ -240,9 +242,9 @@ fn a_guests_budget_is_for_all_of_its_cards_together() {
             clients.each_ref().map(|client| u64::from(client.fb_info([index]).unwrap()[0]) >> 10)
         };
         assert_eq!(mib(TOTAL_RAM_SIZE), shown, "{mode}");
-        clients[0].memory(Where::Video, 40 * MIB).unwrap();
-        assert!(clients[1].memory(Where::Video, 40 * MIB).is_err(), "{mode}");
-        clients[1].memory(Where::Video, 20 * MIB).unwrap();
+        clients[0].memory(Place::Video, 40 * MIB).unwrap();
+        assert!(clients[1].memory(Place::Video, 40 * MIB).is_err(), "{mode}");
+        clients[1].memory(Place::Video, 20 * MIB).unwrap();
         assert_eq!(used(&pair), 60 * MIB, "{mode}");
         if mode == "profile" {
             assert!(mib(HEAP_FREE).into_iter().all(|free| free < 4), "{:?}", mib(HEAP_FREE));
@@ -272,11 +274,11 @@ fn guests_that_share_a_host_share_its_cards_memory_and_none_of_the_other_cards()
     let [first, second] = [(0, 0), (1, 1)].map(|(pair, card)| client(&pairs[pair], card));
     let both = [0, 1].map(|card| client(&pairs[2], card));
     let free = |client: &Client| client.fb_info([HEAP_FREE]).unwrap()[0] >> 10;
-    first.memory(Where::Video, 40 * MIB).unwrap();
-    second.memory(Where::Video, 20 * MIB).unwrap();
+    first.memory(Place::Video, 40 * MIB).unwrap();
+    second.memory(Place::Video, 20 * MIB).unwrap();
     assert_eq!([&both[0], &both[1], &first, &second].map(free), [24, 44, 24, 44]);
-    assert!(both[0].memory(Where::Video, 30 * MIB).is_err());
-    both[1].memory(Where::Video, 30 * MIB).unwrap();
+    assert!(both[0].memory(Place::Video, 30 * MIB).is_err());
+    both[1].memory(Place::Video, 30 * MIB).unwrap();
     assert_eq!((used(&pairs[0]), used(&pairs[2])), (40 * MIB, 30 * MIB));
     let [gone, _second, _both] = pairs;
     drop((first, gone));

@@ -2,7 +2,8 @@
 
 use nvguest_frontend::backend::wait_until;
 use nvguest_frontend::gather::ByHandle;
-use nvguest_frontend::rm::{class, escape, Client, EventParams, Share};
+use nvguest_frontend::rm::Client;
+use rmclient::abi::{class, escape, Event, Share};
 use zerocopy::IntoBytes;
 
 use crate::common::{pair, Pair, LONG};
@@ -26,12 +27,12 @@ fn device(client: &Client, at: usize, of: u32) -> Result<u32, String> {
 
 /// An event of the subdevice of `of` (`hParentClient`).
 fn event(client: &Client, of: &Client) -> Result<u32, String> {
-    let mut params = EventParams {
+    let mut params = Event {
         parent_client: of.root,
         source: of.subdevice,
         class: class::OS_EVENT,
         data: client.ctl.handle.into(),
-        ..EventParams::default()
+        ..Event::default()
     };
     let params = params.as_mut_bytes();
     client.make(client.subdevice, class::OS_EVENT, params).map_err(|error| error.to_string())
@@ -44,7 +45,7 @@ fn share(client: &Client, (of, object): (u32, u32), with: u32) -> Option<u32> {
     let (kind, access) = (CLIENT, 1);
     let mut argument = Share { client: of, object, target: with, access, kind, ..Share::default() };
     // SAFETY: there is no pointer in it.
-    unsafe { client.ctl.rm(escape::SHARE, &mut argument, &ByHandle) }.ok()?;
+    unsafe { client.ctl.rm(escape::RM_SHARE, &mut argument, &ByHandle) }.ok()?;
     Some(argument.status)
 }
 

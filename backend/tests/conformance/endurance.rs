@@ -3,9 +3,10 @@
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::{held, wait_until, Held};
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, NO_SLOT};
 use nvguest_frontend::File;
+use rmclient::Place;
 
 use crate::common::*;
 
@@ -36,7 +37,7 @@ fn a_thousand_cycles_of_open_map_unmap_and_close_leave_nothing() {
     let worker = pair.backend.worker_of(100).unwrap();
     let run = |count: usize| {
         for round in 0..count {
-            let place = if round % 2 == 0 { Where::Video } else { Where::System };
+            let place = if round % 2 == 0 { Place::Video } else { Place::System };
             let memory = client.memory(place, 65536).unwrap();
             client.map(place, memory, 65536).unwrap().close().unwrap();
             client.free(client.device, memory).unwrap();
@@ -61,8 +62,8 @@ fn processes_that_come_and_go_leave_nothing() {
         for round in 0..count {
             let process = pair.guest.process(1 + round as u32 % 7);
             let client = Client::new(&process).unwrap();
-            let memory = client.memory(Where::Video, 65536).unwrap();
-            let mapped = client.map(Where::Video, memory, 65536).unwrap();
+            let memory = client.memory(Place::Video, 65536).unwrap();
+            let mapped = client.map(Place::Video, memory, 65536).unwrap();
             let worker = pair.backend.worker_of(process.caller.tgid.get()).unwrap();
             kill(Pid::from_raw(worker), Signal::SIGKILL).unwrap();
             assert_eq!(refused(client.attached_ids()), ENODEV);

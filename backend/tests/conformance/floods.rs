@@ -3,9 +3,10 @@
 use nvguest_frontend::backend::held;
 use nvguest_frontend::queue::{Queue, Token};
 use nvguest_frontend::ring::{Descriptor, INDIRECT, NEXT};
-use nvguest_frontend::rm::{class, command, escape, Client};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, padded, Kind, NO_SLOT};
 use nvguest_frontend::File;
+use rmclient::abi::{class, control, escape};
 use zerocopy::IntoBytes;
 
 use crate::common::*;
@@ -136,12 +137,12 @@ fn message(queue: &Queue, file: &File, random: &mut Random) -> Option<Token> {
 fn rm_call(queue: &Queue, file: &File, random: &mut Random) -> Option<Token> {
     let any = (random.next() as u32 & 0xff, random.below(200));
     let (nr, size) = random.of(&[
-        (escape::CONTROL, 32),
-        (escape::ALLOC, 48),
-        (escape::CONTROL, 32),
-        (escape::ALLOC, 48),
-        (escape::DUP_OBJECT, 28),
-        (escape::UNMAP_MEMORY, 32),
+        (escape::RM_CONTROL, 32),
+        (escape::RM_ALLOC, 48),
+        (escape::RM_CONTROL, 32),
+        (escape::RM_ALLOC, 48),
+        (escape::RM_DUP_OBJECT, 28),
+        (escape::RM_UNMAP_MEMORY, 32),
         any,
     ]);
     let mut argument = random.bytes(size);
@@ -149,14 +150,14 @@ fn rm_call(queue: &Queue, file: &File, random: &mut Random) -> Option<Token> {
         |at: usize, value: u32| argument[at..at + 4].copy_from_slice(&value.to_le_bytes());
     let (made_up, short) = (random.next() as u32, random.below(300));
     let params = match nr {
-        escape::CONTROL if size == 32 => {
-            let known = [command::ATTACHED_IDS, command::SET_TRIGGER_FIFO, command::PREEMPT];
+        escape::RM_CONTROL if size == 32 => {
+            let known = [control::ATTACHED_IDS, control::SET_TRIGGER_FIFO, control::PREEMPT];
             put(8, random.of(&[known[0], known[1], known[2], made_up]));
             let length = random.of(&[0, 4, 8, 128, short]);
             put(24, length as u32);
             Some(length)
         }
-        escape::ALLOC if size == 48 => {
+        escape::RM_ALLOC if size == 48 => {
             let known = [class::DEVICE, class::SUBDEVICE, class::OS_EVENT, class::CHANNEL_GROUP];
             put(12, random.of(&[known[0], known[1], known[2], known[3], made_up]));
             Some(random.of(&[56, 4, 24, 40, short]))

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{class, command, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Error, Options};
+use rmclient::abi::{class, control};
+use rmclient::Place;
 
 use crate::calls::{preempt, slow};
 use crate::common::{pair_in, refused, Pair, EMFILE, LONG};
@@ -81,14 +83,14 @@ fn a_process_has_so_many_objects() {
     // A device and a subdevice each.
     let pair = limited("objects=7,process-objects=4");
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let first = client.memory(Where::Video, 65536).unwrap();
-    client.memory(Where::System, 65536).unwrap();
-    said(client.memory(Where::Video, 65536), NO_RESOURCES);
+    let first = client.memory(Place::Video, 65536).unwrap();
+    client.memory(Place::System, 65536).unwrap();
+    said(client.memory(Place::Video, 65536), NO_RESOURCES);
     client.free(client.device, first).unwrap();
-    client.memory(Where::Video, 65536).unwrap();
+    client.memory(Place::Video, 65536).unwrap();
     let other = Client::new(&pair.guest.process(200)).unwrap();
-    other.memory(Where::Video, 65536).unwrap();
-    said(other.memory(Where::Video, 65536), NO_RESOURCES);
+    other.memory(Place::Video, 65536).unwrap();
+    said(other.memory(Place::Video, 65536), NO_RESOURCES);
     // What fails takes nothing.
     client.free(client.device, first + 2).ok();
     for _ in 0..10 {
@@ -101,24 +103,24 @@ fn a_process_has_so_many_objects() {
 fn a_process_has_so_many_placements_and_bytes_of_the_window() {
     let pair = limited("process-placements=2,process-window=256K");
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::Video, 65536).unwrap();
-    let first = client.map(Where::Video, memory, 65536).unwrap();
-    let _second = client.map(Where::Video, memory, 65536).unwrap();
-    said(client.map(Where::Video, memory, 65536), NO_RESOURCES);
+    let memory = client.memory(Place::Video, 65536).unwrap();
+    let first = client.map(Place::Video, memory, 65536).unwrap();
+    let _second = client.map(Place::Video, memory, 65536).unwrap();
+    said(client.map(Place::Video, memory, 65536), NO_RESOURCES);
     first.close().unwrap();
-    let large = client.memory(Where::Video, 256 << 10).unwrap();
-    assert_eq!(refused(client.map(Where::Video, large, 256 << 10)), nix::libc::ENOMEM);
-    client.map(Where::Video, memory, 65536).unwrap();
+    let large = client.memory(Place::Video, 256 << 10).unwrap();
+    assert_eq!(refused(client.map(Place::Video, large, 256 << 10)), nix::libc::ENOMEM);
+    client.map(Place::Video, memory, 65536).unwrap();
     let other = Client::new(&pair.guest.process(200)).unwrap();
-    let memory = other.memory(Where::Video, 65536).unwrap();
-    other.map(Where::Video, memory, 65536).unwrap();
+    let memory = other.memory(Place::Video, 65536).unwrap();
+    other.map(Place::Video, memory, 65536).unwrap();
 }
 
 #[test]
 fn a_process_has_so_many_bytes_in_flight() {
     let pair = limited("process-bytes=2K");
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let status = client.control(client.root, command::ATTACHED_IDS, &mut [0; 4096]).unwrap();
+    let status = client.control(client.root, control::ATTACHED_IDS, &mut [0; 4096]).unwrap();
     assert_eq!(status, NO_MEMORY);
     assert!(refusals(&pair).contains("control 0x201"), "{}", refusals(&pair));
     client.attached_ids().unwrap();
@@ -131,15 +133,15 @@ fn a_process_has_so_many_requests_in_flight() {
     let (client, other) = (Client::new(&process).unwrap(), Client::new(&process).unwrap());
     let group = slow(&client);
     // A control that was slow once does not hold others up.
-    client.control(group, command::PREEMPT, &mut preempt(Duration::from_millis(5))).unwrap();
+    client.control(group, control::PREEMPT, &mut preempt(Duration::from_millis(5))).unwrap();
     std::thread::scope(|scope| {
         let ask = |client: &Client| {
-            client.control(client.root, command::ATTACHED_IDS, &mut [0; 128]).unwrap()
+            client.control(client.root, control::ATTACHED_IDS, &mut [0; 128]).unwrap()
         };
         let mut wait = preempt(Duration::from_millis(500));
         let blocked = scope.spawn(move || {
             // It may itself come while the other's is in flight.
-            while client.control(group, command::PREEMPT, &mut wait).unwrap() == NO_MEMORY {}
+            while client.control(group, control::PREEMPT, &mut wait).unwrap() == NO_MEMORY {}
         });
         assert!(wait_until(LONG, || ask(&other) == NO_MEMORY), "both were let in");
         blocked.join().unwrap();
@@ -152,7 +154,7 @@ fn the_broker_s_queue_holds_so_many_bytes_of_a_guest() {
     let pair = limited("bytes=2K");
     let client = Client::new(&pair.guest.process(100)).unwrap();
     let on_broker = client.on_slot(nvguest_frontend::wire::NO_SLOT);
-    let outcome = on_broker.control(client.root, command::ATTACHED_IDS, &mut [0; 4096]);
+    let outcome = on_broker.control(client.root, control::ATTACHED_IDS, &mut [0; 4096]);
     assert_eq!(refused(outcome), nix::libc::ENOMEM);
     on_broker.attached_ids().unwrap();
 }

@@ -3,10 +3,11 @@
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::vmm::Late;
 use nvguest_frontend::wire::{self, Kind};
 use nvguest_frontend::{Mapping, Options};
+use rmclient::Place;
 use zerocopy::IntoBytes;
 
 use crate::common::*;
@@ -17,20 +18,20 @@ const SIZE: u64 = 65536;
 fn a_mapping_is_the_memory_itself() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    for place in [Where::Video, Where::System] {
+    for place in [Place::Video, Place::System] {
         let memory = client.memory(place, SIZE).unwrap();
         let (one, two) =
             (client.map(place, memory, SIZE).unwrap(), client.map(place, memory, SIZE).unwrap());
         // System memory is in the window already: once, whoever maps it.
         let same = one.mapping.offset == two.mapping.offset;
-        assert_eq!(same, place == Where::System);
+        assert_eq!(same, place == Place::System);
         for offset in [0, 4096, SIZE as usize - 8] {
             one.mapping.write(offset, offset as u64 + 1);
             assert_eq!(two.mapping.read(offset), offset as u64 + 1);
         }
         let cache = match place {
-            Where::Video => wire::Cache::WriteCombine,
-            Where::System => wire::Cache::WriteBack,
+            Place::Video => wire::Cache::WriteCombine,
+            Place::System => wire::Cache::WriteBack,
         };
         assert_eq!(one.mapping.cache, cache as u8);
         one.close().unwrap();
@@ -48,12 +49,12 @@ fn what_is_not_armed_or_longer_than_armed_is_not_mapped() {
     assert_eq!(refused(client.ctl.map(4096, true)), EINVAL);
     // Of a card's memory all, of the machine's any part from its start: as the driver has it.
     let card = process.open("nvidia0").unwrap();
-    let video = client.memory(Where::Video, SIZE).unwrap();
+    let video = client.memory(Place::Video, SIZE).unwrap();
     assert_eq!(client.arm(&card, video, SIZE).unwrap().0, 0);
     for length in [4096, SIZE + 1, 1 << 40] {
         assert_eq!(refused(card.map(length, true)), ENXIO, "{length:#x}");
     }
-    let memory = client.memory(Where::System, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
     let file = process.open("nvidiactl").unwrap();
     assert_eq!(client.arm(&file, memory, SIZE).unwrap().0, 0);
     for length in [SIZE + 1, SIZE + 4096, 1 << 40] {
@@ -80,7 +81,7 @@ fn a_file_is_armed_once_and_a_second_map_finds_the_first() {
     let pair = pair_in(&["--arena=0"], &[], Options::default());
     let process = pair.guest.process(100);
     let client = Client::new(&process).unwrap();
-    let memory = client.memory(Where::System, SIZE).unwrap();
+    let memory = client.memory(Place::System, SIZE).unwrap();
     let file = process.open("nvidiactl").unwrap();
     assert_eq!(client.arm(&file, memory, SIZE).unwrap().0, 0);
     assert_ne!(client.arm(&file, memory, SIZE).unwrap().0, 0, "STATE_IN_USE");
@@ -100,8 +101,8 @@ fn a_placement_is_unmapped_through_its_own_file_alone() {
     let pair = pair();
     let (one, other) = (pair.guest.process(1), pair.guest.process(2));
     let (mine, theirs) = (Client::new(&one).unwrap(), Client::new(&other).unwrap());
-    let memory = mine.memory(Where::System, SIZE).unwrap();
-    let mapped = mine.map(Where::System, memory, SIZE).unwrap();
+    let memory = mine.memory(Place::System, SIZE).unwrap();
+    let mapped = mine.map(Place::System, memory, SIZE).unwrap();
     assert_eq!(refused(mine.ctl.unmap(&mapped.mapping)), EINVAL);
     assert_eq!(refused(theirs.ctl.unmap(&mapped.mapping)), EINVAL);
     for placement in [0, mapped.mapping.placement + 1, u32::MAX] {
@@ -127,8 +128,8 @@ fn a_cards_memory_leaves_the_window_before_it_is_freed() {
     let other = Client::new(&process).unwrap();
     for free in FREES {
         let client = Client::new(&process).unwrap();
-        let memory = client.memory(Where::Video, SIZE).unwrap();
-        let mapped = client.map(Where::Video, memory, SIZE).unwrap();
+        let memory = client.memory(Place::Video, SIZE).unwrap();
+        let mapped = client.map(Place::Video, memory, SIZE).unwrap();
         mapped.mapping.write(0, 0x5ec2e7);
         free(&client, memory);
         assert_eq!(pair.backend.status().unwrap()["placements"], 0);
@@ -153,8 +154,8 @@ fn outlives_its_handle(pair: &Pair) {
     let process = pair.guest.process(100);
     for free in FREES {
         let client = Client::new(&process).unwrap();
-        let memory = client.memory(Where::System, SIZE).unwrap();
-        let mapped = client.map(Where::System, memory, SIZE).unwrap();
+        let memory = client.memory(Place::System, SIZE).unwrap();
+        let mapped = client.map(Place::System, memory, SIZE).unwrap();
         mapped.mapping.write(0, 0x5ec2e7);
         free(&client, memory);
         assert_eq!(mapped.mapping.read(0), 0x5ec2e7);
@@ -169,8 +170,8 @@ fn outlives_its_handle(pair: &Pair) {
 fn an_unmap_of_rms_takes_the_placement_along() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::Video, SIZE).unwrap();
-    let mapped = client.map(Where::Video, memory, SIZE).unwrap();
+    let memory = client.memory(Place::Video, SIZE).unwrap();
+    let mapped = client.map(Place::Video, memory, SIZE).unwrap();
     mapped.mapping.write(0, 1);
     client.forget(memory, mapped.linear).unwrap();
     assert_eq!(mapped.mapping.read(0), 0);
@@ -182,9 +183,9 @@ fn an_unmap_of_rms_takes_the_placement_along() {
 fn a_guest_has_so_many_placements_and_then_rm_says_so() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::System, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
     let max = pair.guest.probe().unwrap().hello.max_placements.get();
-    let all: Vec<_> = (0..max).map(|_| client.map(Where::System, memory, 4096).unwrap()).collect();
+    let all: Vec<_> = (0..max).map(|_| client.map(Place::System, memory, 4096).unwrap()).collect();
     let file = client.ctl.process.open("nvidiactl").unwrap();
     assert_eq!(client.arm(&file, memory, 4096).unwrap().0, 0x1a, "INSUFFICIENT_RESOURCES");
     all[0].close().unwrap();
@@ -196,15 +197,15 @@ fn a_guest_has_so_many_placements_and_then_rm_says_so() {
 fn a_window_that_is_full_maps_no_more() {
     let pair = pair_in(&["--window-size=1M", "--arena=0"], &[], Options::default());
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::System, 512 << 10).unwrap();
+    let memory = client.memory(Place::System, 512 << 10).unwrap();
     let (one, two) = (
-        client.map(Where::System, memory, 512 << 10).unwrap(),
-        client.map(Where::System, memory, 512 << 10).unwrap(),
+        client.map(Place::System, memory, 512 << 10).unwrap(),
+        client.map(Place::System, memory, 512 << 10).unwrap(),
     );
-    let third = client.map(Where::System, memory, 512 << 10);
+    let third = client.map(Place::System, memory, 512 << 10);
     assert_eq!(third.err().map(|error| error.errno()), Some(nix::libc::ENOMEM));
     two.close().unwrap();
-    client.map(Where::System, memory, 512 << 10).unwrap().close().unwrap();
+    client.map(Place::System, memory, 512 << 10).unwrap().close().unwrap();
     one.close().unwrap();
 }
 
@@ -215,9 +216,9 @@ fn race(late: Late, rounds: usize) -> (usize, usize) {
     let pair = pair_in(&["--arena=0"], &[], options);
     let process = pair.guest.process(100);
     let client = Client::new(&process).unwrap();
-    let memory = client.memory(Where::System, 4096).unwrap();
-    let known = client.map(Where::System, memory, 4096).unwrap();
-    client.map(Where::System, memory, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
+    let known = client.map(Place::System, memory, 4096).unwrap();
+    client.map(Place::System, memory, 4096).unwrap();
     known.mapping.write(8, 0x0a11_600d);
     let (mut wrong, mut stale) = (0, 0);
     for round in 0..rounds as u64 {
@@ -254,8 +255,8 @@ fn the_old_address_of_a_dead_workers_memory_reaches_no_newcomer() {
     let pair = pair_in(&[], &environment, Options::default());
     for round in 0..20_u64 {
         let victim = Client::new(&pair.guest.process(1)).unwrap();
-        let memory = victim.memory(Where::Video, SIZE).unwrap();
-        let old = victim.map(Where::Video, memory, SIZE).unwrap();
+        let memory = victim.memory(Place::Video, SIZE).unwrap();
+        let old = victim.map(Place::Video, memory, SIZE).unwrap();
         old.mapping.write(0, 0x01d + round);
         let worker = pair.backend.worker_of(1).unwrap();
         kill(Pid::from_raw(worker), Signal::SIGKILL).unwrap();
@@ -264,8 +265,8 @@ fn the_old_address_of_a_dead_workers_memory_reaches_no_newcomer() {
         let newcomer = Client::new(&pair.guest.process(2)).unwrap();
         let mut new = None;
         let found = wait_until(LONG, || {
-            let memory = newcomer.memory(Where::Video, SIZE).unwrap();
-            let mapped = newcomer.map(Where::Video, memory, SIZE).unwrap();
+            let memory = newcomer.memory(Place::Video, SIZE).unwrap();
+            let mapped = newcomer.map(Place::Video, memory, SIZE).unwrap();
             let same = mapped.mapping.read(0) == 0x01d + round;
             if same {
                 new = Some(mapped);
@@ -297,12 +298,12 @@ fn echoes_of_placements_disturb_nobody() {
     let pair = pair();
     let one = Client::new(&pair.guest.process(1)).unwrap();
     let other = Client::new(&pair.guest.process(2)).unwrap();
-    let memory = one.memory(Where::Video, SIZE).unwrap();
+    let memory = one.memory(Place::Video, SIZE).unwrap();
     std::thread::scope(|scope| {
         let calls = scope.spawn(|| (0..2000).for_each(|_| assert!(other.attached_ids().is_ok())));
         while !calls.is_finished() {
             let mapped: Vec<_> =
-                (0..10).map(|_| one.map(Where::Video, memory, SIZE).unwrap()).collect();
+                (0..10).map(|_| one.map(Place::Video, memory, SIZE).unwrap()).collect();
             mapped.iter().for_each(|mapped| mapped.close().unwrap());
         }
         calls.join().unwrap();

@@ -1,9 +1,10 @@
 //! Every message and its errors.
 
 use nvguest_frontend::guest::{body_of, message};
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, Kind, NO_SLOT};
 use nvguest_frontend::{Guest, Options};
+use rmclient::Place;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::*;
@@ -149,8 +150,8 @@ fn reserved_fields_that_are_not_zero_are_refused() {
             assert_eq!(errno_on(&pair.guest, slot, &request), EPROTO, "{kind:?}");
         }
     }
-    let memory = client.memory(Where::System, 4096).unwrap();
-    let mapped = client.map(Where::System, memory, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
+    let mapped = client.map(Place::System, memory, 4096).unwrap();
     let one = 1.into();
     let map = wire::MapReq { length: 4096.into(), prot: one, ..Default::default() };
     for bad in [wire::MapReq { reserved: one, ..map }, wire::MapReq { prot: 4.into(), ..map }] {
@@ -174,7 +175,7 @@ fn a_reply_that_does_not_fit_is_an_error_and_has_no_effect() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
     let file = &client.ctl;
-    let memory = client.memory(Where::System, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
     let target = file.process.open("nvidiactl").unwrap();
     assert_eq!(client.arm(&target, memory, 4096).unwrap().0, 0);
     let map = wire::MapReq { length: 4096.into(), prot: 1.into(), ..Default::default() };

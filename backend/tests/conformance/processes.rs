@@ -6,9 +6,11 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use nvguest_abi::FileKind;
 use nvguest_frontend::backend::{is_alive, wait_until};
-use nvguest_frontend::rm::{class, command, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, Kind, NO_SLOT};
 use nvguest_frontend::{Options, Process};
+use rmclient::abi::{class, control};
+use rmclient::Place;
 
 use crate::common::*;
 
@@ -20,10 +22,10 @@ fn end(pid: i32) {
 fn works(process: &std::sync::Arc<Process>) {
     let client = Client::new(process).unwrap();
     client.attached_ids().unwrap();
-    let memory = client.memory(Where::Video, 65536).unwrap();
-    let mapped = client.map(Where::Video, memory, 65536).unwrap();
+    let memory = client.memory(Place::Video, 65536).unwrap();
+    let mapped = client.map(Place::Video, memory, 65536).unwrap();
     mapped.mapping.write(0, process.caller.tgid.get().into());
-    let again = client.map(Where::Video, memory, 65536).unwrap();
+    let again = client.map(Place::Video, memory, 65536).unwrap();
     assert_eq!(again.mapping.read(0), u64::from(process.caller.tgid.get()));
     let (file, event) = client.event().unwrap();
     file.arm().unwrap();
@@ -142,10 +144,10 @@ fn the_files_of_a_dead_worker_fail_at_once_and_others_go_on() {
     let (victim, witness) = (pair.guest.process(1), pair.guest.process(2));
     let dying = Client::new(&victim).unwrap();
     let living = Client::new(&witness).unwrap();
-    let memory = dying.memory(Where::Video, 65536).unwrap();
-    let mapped = dying.map(Where::Video, memory, 65536).unwrap();
-    let other_memory = living.memory(Where::Video, 65536).unwrap();
-    let other = living.map(Where::Video, other_memory, 65536).unwrap();
+    let memory = dying.memory(Place::Video, 65536).unwrap();
+    let mapped = dying.map(Place::Video, memory, 65536).unwrap();
+    let other_memory = living.memory(Place::Video, 65536).unwrap();
+    let other = living.map(Place::Video, other_memory, 65536).unwrap();
     other.mapping.write(8, 42);
     assert_eq!(pair.backend.status().unwrap()["placements"], 2);
     end(pair.backend.worker_of(1).unwrap());
@@ -182,7 +184,7 @@ fn requests_in_flight_of_a_worker_that_dies_are_answered() {
                 .map(|_| {
                     scope.spawn(|| {
                         let mut params = [1, 1, 0, 0, 0x80, 0x96, 0x98, 0];
-                        client.control(group, command::PREEMPT, &mut params)
+                        client.control(group, control::PREEMPT, &mut params)
                     })
                 })
                 .collect();
@@ -210,7 +212,7 @@ fn a_worker_that_dies_in_its_call_ends_that_call_alone() {
     let other = Client::new(&witness).unwrap();
     let group = client.make(client.device, class::CHANNEL_GROUP, &mut [0; 20]).unwrap();
     let mut params = [1, 1, 0, 0, 0xad, 0xde, 0xad, 0xde];
-    assert_eq!(refused(client.control(group, command::PREEMPT, &mut params)), ENODEV);
+    assert_eq!(refused(client.control(group, control::PREEMPT, &mut params)), ENODEV);
     other.attached_ids().unwrap();
     works(&victim);
 }
@@ -242,8 +244,8 @@ fn a_fresh_hello_closes_everything() {
     let clients: Vec<Client> =
         (0..4).map(|tgid| Client::new(&pair.guest.process(tgid)).unwrap()).collect();
     for client in &clients {
-        let memory = client.memory(Where::System, 4096).unwrap();
-        client.map(Where::System, memory, 4096).unwrap();
+        let memory = client.memory(Place::System, 4096).unwrap();
+        client.map(Place::System, memory, 4096).unwrap();
     }
     let pids: Vec<i32> = pair.backend.workers().unwrap().iter().map(|worker| worker.1).collect();
     assert_eq!(pair.backend.status().unwrap()["placements"], 4);

@@ -10,8 +10,10 @@ use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 use nvguest_frontend::backend::{is_alive, wait_until, Backend};
 use nvguest_frontend::gather::ByHandle;
-use nvguest_frontend::rm::{escape, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Guest, Options};
+use rmclient::abi::escape;
+use rmclient::Place;
 
 use crate::common::{pair, pair_in, start, Pair, LONG};
 
@@ -99,7 +101,7 @@ impl Captive {
         ptrace::getregs(self.0).unwrap().rax as i64
     }
 
-    /// Where a `syscall` instruction is: just before the place where a waiting process is.
+    /// Place a `syscall` instruction is: just before the place where a waiting process is.
     fn instruction(&self, rip: u64) -> u64 {
         let word = ptrace::read(self.0, (rip - 2) as *mut _).unwrap();
         assert_eq!(word & 0xffff, 0x050f, "the process waits in no system call");
@@ -355,8 +357,8 @@ fn an_ordinary_user_is_served_alike() {
     guest.probe().unwrap();
     let client = Client::new(&guest.process(100)).unwrap();
     client.attached_ids().unwrap();
-    let memory = client.memory(Where::Video, 65536).unwrap();
-    client.map(Where::Video, memory, 65536).unwrap();
+    let memory = client.memory(Place::Video, 65536).unwrap();
+    client.map(Place::Video, memory, 65536).unwrap();
     let sandbox = backend.status().unwrap()["sandbox"].as_str().unwrap().to_owned();
     assert!(sandbox.contains("user 65534 without"), "{sandbox}");
     assert!(!backend.log().contains("refused system call"), "{}", backend.log());

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use nvguest_frontend::backend::{is_alive, wait_until, Backend};
 use nvguest_frontend::memory::Memory;
-use nvguest_frontend::rm::{class, command, Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::wire::{self, Kind, NO_SLOT};
 use nvguest_frontend::{Guest, Options};
+use rmclient::abi::{class, control};
+use rmclient::Place;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
 use vhost::vhost_user::VhostUserFrontend;
 use zerocopy::IntoBytes;
@@ -62,7 +64,7 @@ fn a_frontend_that_cannot_map_is_served_without_a_window() {
         assert_eq!(pair.guest.vmm.config.window_size.get(), 0, "{lacking:?}");
         let client = Client::new(&pair.guest.process(100)).unwrap();
         client.attached_ids().unwrap();
-        let memory = client.memory(Where::System, 4096).unwrap();
+        let memory = client.memory(Place::System, 4096).unwrap();
         let file = client.ctl.process.open("nvidiactl").unwrap();
         assert_eq!(client.arm(&file, memory, 4096).unwrap().0, 0);
         let start = Instant::now();
@@ -86,8 +88,8 @@ fn busy() -> (Pair, Vec<i32>) {
     let pair = pair();
     for tgid in 0..3 {
         let client = Client::new(&pair.guest.process(tgid)).unwrap();
-        let memory = client.memory(Where::Video, 65536).unwrap();
-        client.map(Where::Video, memory, 65536).unwrap();
+        let memory = client.memory(Place::Video, 65536).unwrap();
+        client.map(Place::Video, memory, 65536).unwrap();
     }
     let workers = pair.backend.workers().unwrap().iter().map(|worker| worker.1).collect();
     (pair, workers)
@@ -222,7 +224,7 @@ fn what_is_under_way_when_a_queue_is_stopped_is_answered() {
             let call = scope.spawn(|| {
                 // 300 ms.
                 let mut params = [1, 1, 0, 0, 0xe0, 0x93, 4, 0];
-                client.on_slot(slot).control(group, command::PREEMPT, &mut params)
+                client.on_slot(slot).control(group, control::PREEMPT, &mut params)
             });
             assert!(wait_until(LONG, || count() > before), "it is under way");
             pause(&pair.guest, slot, || {});
@@ -236,12 +238,12 @@ fn what_is_under_way_when_a_queue_is_stopped_is_answered() {
 fn a_queue_is_taken_back_while_a_map_is_under_way() {
     let pair = pair();
     let client = Client::new(&pair.guest.process(100)).unwrap();
-    let memory = client.memory(Where::System, 4096).unwrap();
+    let memory = client.memory(Place::System, 4096).unwrap();
     let worker = pair.backend.worker_of(100);
     std::thread::scope(|scope| {
         let maps = scope.spawn(|| {
             for _ in 0..200 {
-                client.map(Where::System, memory, 4096).unwrap().close().unwrap();
+                client.map(Place::System, memory, 4096).unwrap().close().unwrap();
             }
         });
         while !maps.is_finished() {

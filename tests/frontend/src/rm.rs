@@ -1,112 +1,18 @@
 //! The few RM calls that tests and benches make, with real pointers in real structs.
-//!
-//! Names and layouts are those of `nvos.h`, `nv-ioctl.h` and `class/*.h`, release 580.
-#![allow(missing_docs, reason = "NVIDIA's headers document every field")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use rmclient::abi::{class, control, escape, notify, Control};
+use rmclient::abi::{Alloc, Dup, Event, Free, GetEvent, Heap, Map, Memory, OsEvent, Unmap};
+use rmclient::Place;
+use zerocopy::IntoBytes;
 
 use crate::gather::ByHandle;
 use crate::{Error, File, Mapping, Process, Result};
 
-pub mod escape {
-    pub const FREE: u32 = 0x29;
-    pub const CONTROL: u32 = 0x2a;
-    pub const ALLOC: u32 = 0x2b;
-    pub const DUP_OBJECT: u32 = 0x34;
-    pub const SHARE: u32 = 0x35;
-    pub const VID_HEAP_CONTROL: u32 = 0x4a;
-    pub const MAP_MEMORY: u32 = 0x4e;
-    pub const UNMAP_MEMORY: u32 = 0x4f;
-    pub const GET_EVENT_DATA: u32 = 0x52;
-    pub const CARD_INFO: u32 = 200;
-    pub const REGISTER_FD: u32 = 201;
-    pub const ALLOC_OS_EVENT: u32 = 206;
-    pub const ATTACH_GPUS_TO_FD: u32 = 212;
-    pub const SYS_PARAMS: u32 = 214;
-}
-
-pub mod class {
-    pub const CLIENT: u32 = 0x41;
-    pub const DEVICE: u32 = 0x80;
-    pub const SUBDEVICE: u32 = 0x2080;
-    pub const SYSTEM_MEMORY: u32 = 0x3e;
-    pub const VIDEO_MEMORY: u32 = 0x40;
-    pub const OS_EVENT: u32 = 0x79;
-    pub const CHANNEL_GROUP: u32 = 0xa06c;
-}
-
-pub mod command {
-    /// 128 bytes, and nothing to wait for.
-    pub const ATTACHED_IDS: u32 = 0x201;
-    pub const SET_TRIGGER_FIFO: u32 = 0x2080_0308;
-    pub const FB_GET_INFO: u32 = 0x2080_1301;
-    pub const FB_GET_INFO_V2: u32 = 0x2080_1303;
-    pub const SET_TIMESLICE: u32 = 0xa06c_0103;
-    pub const GET_TIMESLICE: u32 = 0xa06c_0104;
-    pub const PREEMPT: u32 = 0xa06c_0105;
-}
-
 /// FIFO event, of finished work, without data.
-const NOTIFY_WORK: u32 = 35 | 0x0800_0000 | 0x1000_0000;
-
-macro_rules! layout {
-    ($($name:ident { $($field:ident: $kind:ty,)* })*) => {$(
-        #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
-        #[repr(C)]
-        pub struct $name { $(pub $field: $kind,)* }
-    )*};
-}
-
-layout! {
-    Free { client: u32, parent: u32, handle: u32, status: u32, }
-    Alloc {
-        client: u32, parent: u32, handle: u32, class: u32, params: u64, rights: u64,
-        params_size: u32, flags: u32, status: u32, pad: u32,
-    }
-    Control {
-        client: u32, object: u32, command: u32, flags: u32, params: u64, params_size: u32,
-        status: u32,
-    }
-    MapMemory {
-        client: u32, device: u32, memory: u32, pad: u32, offset: u64, length: u64, linear: u64,
-        status: u32, flags: u32, fd: i32, pad2: u32,
-    }
-    UnmapMemory {
-        client: u32, device: u32, memory: u32, pad: u32, linear: u64, status: u32, flags: u32,
-    }
-    Memory {
-        owner: u32, kind: u32, flags: u32, width: u32, height: u32, pitch: u32, attr: u32,
-        attr2: u32, more: [u32; 4], range: [u64; 2], size: u64, alignment: u64, offset: u64,
-        limit: u64, address: u64, rest: [u32; 6],
-    }
-    Heap {
-        client: u32, parent: u32, function: u32, vaspace: u32, ivc_heap: u16, pad: u16,
-        status: u32, total: u64, free: u64, owner: u32, memory: u32, kind: u32, flags: u32,
-        attr: u32, format: u32, hints: [u32; 6], size: u64, alignment: u64, offset: u64,
-        limit: u64, address: u64, range: [u64; 2], rest: [u64; 5],
-    }
-    Dup {
-        client: u32, parent: u32, handle: u32, source_client: u32, source: u32, flags: u32,
-        status: u32,
-    }
-    Share {
-        client: u32, object: u32, target: u32, access: u32, kind: u16, action: u8, pad: u8,
-        status: u32,
-    }
-    OsEvent { client: u32, device: u32, fd: u32, status: u32, }
-    GetEvent { event: u64, more: u32, status: u32, }
-    EventParams { parent_client: u32, source: u32, class: u32, notify: u32, data: u64, }
-}
-
-/// Where memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Where {
-    Video,
-    System,
-}
+const NOTIFY_WORK: u32 = notify::FIFO | notify::NON_STALL | notify::WITHOUT_DATA;
 
 /// An error if RM's status is not 0: what failed, and the status.
 fn check(what: &'static str, status: u32) -> Result<()> {
@@ -161,7 +67,7 @@ impl Client {
         let ctl = process.open("nvidiactl")?;
         let mut root = Alloc { class: class::CLIENT, ..Alloc::default() };
         // SAFETY: there is no pointer in it.
-        unsafe { ctl.rm(escape::ALLOC, &mut root, &ByHandle)? };
+        unsafe { ctl.rm(escape::RM_ALLOC, &mut root, &ByHandle)? };
         check("making a client", root.status)?;
         let next = AtomicU32::new(0x5a00_0001);
         Ok(Self { ctl, root: root.handle, card, device: 0, subdevice: 0, next })
@@ -216,7 +122,7 @@ impl Client {
             ..Alloc::default()
         };
         // SAFETY: the pointer leads to `params`.
-        unsafe { file.rm(escape::ALLOC, &mut argument, &ByHandle)? };
+        unsafe { file.rm(escape::RM_ALLOC, &mut argument, &ByHandle)? };
         check("making an object", argument.status)
     }
 
@@ -232,14 +138,14 @@ impl Client {
             status: u32::MAX,
         };
         // SAFETY: the pointer leads to `params`.
-        unsafe { self.ctl.rm(escape::CONTROL, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_CONTROL, &mut argument, &ByHandle)? };
         Ok(argument.status)
     }
 
     /// A call that RM answers at once: the ids of attached cards.
     pub fn attached_ids(&self) -> Result<u32> {
         let mut params = [0_u32; 32];
-        let status = self.control(self.root, command::ATTACHED_IDS, params.as_mut_bytes())?;
+        let status = self.control(self.root, control::ATTACHED_IDS, params.as_mut_bytes())?;
         check("GPU_GET_ATTACHED_IDS", status)?;
         Ok(params[0])
     }
@@ -252,7 +158,7 @@ impl Client {
             entry[0] = index;
         }
         let bytes = params.as_mut_bytes();
-        check("FB_GET_INFO_V2", self.control(self.subdevice, command::FB_GET_INFO_V2, bytes)?)?;
+        check("FB_GET_INFO_V2", self.control(self.subdevice, control::FB_GET_INFO_V2, bytes)?)?;
         Ok(std::array::from_fn(|at| params[2 + 2 * at]))
     }
 
@@ -261,7 +167,7 @@ impl Client {
         let mut list = [index, 0];
         let mut params = [1, pointer(list.as_mut_bytes())];
         let bytes = params.as_mut_bytes();
-        check("FB_GET_INFO", self.control(self.subdevice, command::FB_GET_INFO, bytes)?)?;
+        check("FB_GET_INFO", self.control(self.subdevice, control::FB_GET_INFO, bytes)?)?;
         Ok(list[1])
     }
 
@@ -269,16 +175,16 @@ impl Client {
     pub fn free(&self, parent: u32, handle: u32) -> Result<()> {
         let mut argument = Free { client: self.root, parent, handle, status: u32::MAX };
         // SAFETY: there is no pointer in it.
-        unsafe { self.ctl.rm(escape::FREE, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_FREE, &mut argument, &ByHandle)? };
         check("RM_FREE", argument.status)
     }
 
     /// Memory of `size` bytes.
-    pub fn memory(&self, place: Where, size: u64) -> Result<u32> {
+    pub fn memory(&self, place: Place, size: u64) -> Result<u32> {
         let mut params = Memory { owner: self.root, size, ..Memory::default() };
         let class = match place {
-            Where::Video => class::VIDEO_MEMORY,
-            Where::System => {
+            Place::Video => class::VIDEO_MEMORY,
+            Place::System => {
                 // NVOS32_ATTR_LOCATION_PCI
                 params.attr = 1 << 25;
                 class::SYSTEM_MEMORY
@@ -307,7 +213,7 @@ impl Client {
             ..Heap::default()
         };
         // SAFETY: there is no pointer in it that anybody follows.
-        unsafe { self.ctl.rm(escape::VID_HEAP_CONTROL, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_VID_HEAP_CONTROL, &mut argument, &ByHandle)? };
         check("VID_HEAP_CONTROL", argument.status)?;
         Ok(argument)
     }
@@ -325,13 +231,13 @@ impl Client {
             status: u32::MAX,
         };
         // SAFETY: there is no pointer in it.
-        unsafe { self.ctl.rm(escape::DUP_OBJECT, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_DUP_OBJECT, &mut argument, &ByHandle)? };
         Ok((argument.status, handle))
     }
 
     /// RM_MAP_MEMORY: arms `file` with all of `memory`; RM's status and name for it.
     pub fn arm(&self, file: &File, memory: u32, length: u64) -> Result<(u32, u64)> {
-        let mut argument = MapMemory {
+        let mut argument = Map {
             client: self.root,
             device: self.subdevice,
             memory,
@@ -339,18 +245,18 @@ impl Client {
             // CAST: a handle has 31 bits.
             fd: file.handle as i32,
             status: u32::MAX,
-            ..MapMemory::default()
+            ..Map::default()
         };
         // SAFETY: there is no pointer in it that anybody follows.
-        unsafe { self.ctl.rm(escape::MAP_MEMORY, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_MAP_MEMORY, &mut argument, &ByHandle)? };
         Ok((argument.status, argument.linear))
     }
 
     /// Arms a new file with memory and maps it, as user mode does.
-    pub fn map(&self, place: Where, memory: u32, length: u64) -> Result<Mapped> {
+    pub fn map(&self, place: Place, memory: u32, length: u64) -> Result<Mapped> {
         let file = match place {
-            Where::Video => self.node()?,
-            Where::System => self.ctl.process.open("nvidiactl")?,
+            Place::Video => self.node()?,
+            Place::System => self.ctl.process.open("nvidiactl")?,
         };
         let (status, linear) = self.arm(&file, memory, length)?;
         check("RM_MAP_MEMORY", status)?;
@@ -360,16 +266,16 @@ impl Client {
 
     /// RM_UNMAP_MEMORY.
     pub fn forget(&self, memory: u32, linear: u64) -> Result<()> {
-        let mut argument = UnmapMemory {
+        let mut argument = Unmap {
             client: self.root,
             device: self.subdevice,
             memory,
             linear,
             status: u32::MAX,
-            ..UnmapMemory::default()
+            ..Unmap::default()
         };
         // SAFETY: there is no pointer in it.
-        unsafe { self.ctl.rm(escape::UNMAP_MEMORY, &mut argument, &ByHandle)? };
+        unsafe { self.ctl.rm(escape::RM_UNMAP_MEMORY, &mut argument, &ByHandle)? };
         check("RM_UNMAP_MEMORY", argument.status)
     }
 
@@ -386,12 +292,12 @@ impl Client {
             check("ALLOC_OS_EVENT", key.status)?;
         }
         let event = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut params = EventParams {
+        let mut params = Event {
             source: self.subdevice,
             class: class::OS_EVENT,
             notify: NOTIFY_WORK,
             data: file.handle.into(),
-            ..EventParams::default()
+            ..Event::default()
         };
         let names = (self.subdevice, event);
         self.make_on(&file, names, class::OS_EVENT, params.as_mut_bytes())?;
@@ -404,14 +310,14 @@ impl Client {
         // CAST: the address of what RM would write to.
         let mut argument = GetEvent { event: event.as_mut_ptr() as u64, ..GetEvent::default() };
         // SAFETY: its one pointer leads to a whole event.
-        unsafe { file.rm(escape::GET_EVENT_DATA, &mut argument, &ByHandle)? };
+        unsafe { file.rm(escape::RM_GET_EVENT_DATA, &mut argument, &ByHandle)? };
         check("RM_GET_EVENT_DATA", argument.status)
     }
 
     /// Fires an event.
     pub fn fire(&self, mut event: u32) -> Result<()> {
         let params = event.as_mut_bytes();
-        let status = self.control(self.subdevice, command::SET_TRIGGER_FIFO, params)?;
+        let status = self.control(self.subdevice, control::SET_TRIGGER_FIFO, params)?;
         check("EVENT_SET_TRIGGER_FIFO", status)
     }
 }
@@ -420,7 +326,7 @@ impl Client {
 pub struct Mapped {
     /// The file that is armed with it.
     pub file: File,
-    /// Where it is.
+    /// Place it is.
     pub mapping: Mapping,
     /// RM's name for it.
     pub linear: u64,

@@ -1,20 +1,8 @@
 //! Waiting for an event in every way that programs do: poll, ppoll, select, epoll by level and by
 //! edge, one waiter and two, before the event and after. Says `ok` a line for each.
 
-#[path = "../../../tools/rmprobe/src/abi.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod abi;
 #[path = "../src/measure/event.rs"]
 mod event;
-#[path = "../../../tools/rmprobe/src/modes.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod modes;
-#[path = "../../../tools/rmprobe/src/rm.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod rm;
-#[path = "../../../tools/rmprobe/src/sys.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod sys;
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -26,7 +14,7 @@ use nix::sys::select::{select, FdSet};
 use nix::sys::time::{TimeSpec, TimeVal, TimeValLike};
 
 use event::Event;
-use rm::Session;
+use rmclient::Session;
 
 /// Longer than any wake takes.
 const LONG: u16 = 5000;
@@ -74,7 +62,7 @@ fn by_edge(file: &File, ms: u16) -> i32 {
 }
 
 /// Nothing is ready; an event wakes a sleeper, once; one that came before is found, once.
-fn waits(session: &Session, way: Way) -> rm::Result<bool> {
+fn waits(session: &Session, way: Way) -> rmclient::Result<bool> {
     let event = Event::new(session)?;
     let none = way(&event.file, SHORT) == 0;
     let woken = std::thread::scope(|scope| {
@@ -90,9 +78,9 @@ fn waits(session: &Session, way: Way) -> rm::Result<bool> {
 }
 
 /// Of two files, the one whose event fired is ready, beside a pipe that is none of ours.
-fn tells_apart(session: &Session) -> rm::Result<bool> {
+fn tells_apart(session: &Session) -> rmclient::Result<bool> {
     let (one, other) = (Event::new(session)?, Event::new(session)?);
-    let (pipe, _end) = nix::unistd::pipe().map_err(|errno| rm::io("a pipe")(errno.into()))?;
+    let (pipe, _end) = nix::unistd::pipe().map_err(|errno| rmclient::io("a pipe")(errno.into()))?;
     other.fire(session)?;
     let mut fds = [one.file.as_fd(), other.file.as_fd(), pipe.as_fd()]
         .map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -109,7 +97,7 @@ fn run(session: &Session) -> bool {
         ("epoll", by_epoll),
         ("epoll-edge", by_edge),
     ];
-    let mut outcomes: Vec<(&str, rm::Result<bool>)> =
+    let mut outcomes: Vec<(&str, rmclient::Result<bool>)> =
         ways.into_iter().map(|(name, way)| (name, waits(session, way))).collect();
     outcomes.push(("two-files", tells_apart(session)));
     for (name, outcome) in &outcomes {
@@ -123,7 +111,7 @@ fn run(session: &Session) -> bool {
 }
 
 fn main() {
-    let session = modes::find_card(None).and_then(|card| Session::open(&card));
+    let session = rmclient::find_card(None).and_then(|card| Session::open(&card));
     match session {
         Ok(session) => std::process::exit(i32::from(!run(&session))),
         Err(failure) => {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use nvguest_frontend::backend::wait_until;
-use nvguest_frontend::rm::{Client, Where};
+use nvguest_frontend::rm::Client;
 use nvguest_frontend::{Guest, Options};
+use rmclient::Place;
 use serde_json::Value;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -91,8 +92,8 @@ impl Host {
 /// Opens a card, makes memory, maps it, is refused something.
 fn use_card(served: &Served) -> Client {
     let client = Client::new(&served.guest.process(100)).unwrap();
-    let memory = client.memory(Where::Video, 65536).unwrap();
-    client.map(Where::Video, memory, 65536).unwrap();
+    let memory = client.memory(Place::Video, 65536).unwrap();
+    client.map(Place::Video, memory, 65536).unwrap();
     client.control(client.root, UNKNOWN, &mut [0; 4]).unwrap();
     client.attached_ids().unwrap();
     client

@@ -8,8 +8,8 @@ use std::io::Read;
 
 use nix::libc;
 
-use crate::abi::escape;
-use crate::rm::{self, call, Card, Outcome, Result, Session};
+use rmclient::abi::escape;
+use rmclient::{call, Card, Outcome, Result, Session};
 
 /// `NV_ERR_NOT_SUPPORTED`: a control that reaches other guests.
 const UNSUPPORTED: Outcome = Outcome::Status(0x56);
@@ -164,14 +164,14 @@ fn judge(
 
 fn raw(session: &Session, nr: u32, size: usize) -> Outcome {
     let mut argument = vec![0; size];
-    match crate::sys::call(&session.client.ctl, nr, &mut argument, None) {
+    match rmclient::sys::call(&session.client.ctl, nr, &mut argument, None) {
         Ok(()) => Outcome::OK,
         Err(error) => Outcome::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
     }
 }
 
 fn share(session: &Session, kind: u16, target: u32) -> Outcome {
-    let mut argument = crate::abi::Share {
+    let mut argument = rmclient::abi::Share {
         client: session.client.handle,
         object: session.device,
         target,
@@ -186,16 +186,18 @@ fn share(session: &Session, kind: u16, target: u32) -> Outcome {
 /// In a guest there is no node beyond what the backend's capabilities allow, and reading one
 /// that is there gives nothing.
 fn nodes(host: bool) -> Result<String> {
-    let folder = std::fs::read_dir("/dev").map_err(rm::io("/dev"))?;
+    let folder = std::fs::read_dir("/dev").map_err(rmclient::io("/dev"))?;
     let names = folder.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut found: Vec<String> = names.filter(|name| name.starts_with("nvidia")).collect();
     found.sort();
     if host {
         return Ok(format!("a host has {}", found.join(" ")));
     }
-    let mut ctl = rm::open(rm::CONTROL_NODE)?;
+    let mut ctl = rmclient::open(rmclient::CONTROL_NODE)?;
     match ctl.read(&mut [0; 64]) {
         Ok(0) | Err(_) => Ok(format!("a guest has {}", found.join(" "))),
-        Ok(count) => rm::wrong(format!("{count} bytes could be read of {}", rm::CONTROL_NODE)),
+        Ok(count) => {
+            rmclient::wrong(format!("{count} bytes could be read of {}", rmclient::CONTROL_NODE))
+        }
     }
 }

@@ -6,9 +6,9 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::abi::{class, control, escape, Share};
 use crate::hostile::Tell;
-use crate::rm::{call, wrong, Card, Client, Outcome, Place, Result, Session};
+use rmclient::abi::{class, control, escape, Share};
+use rmclient::{call, wrong, Card, Client, Outcome, Place, Result, Session};
 
 /// Memory of somebody else.
 #[derive(Clone, Copy, Debug)]

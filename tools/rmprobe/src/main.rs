@@ -1,9 +1,6 @@
 //! `rmprobe`: asks NVIDIA's kernel driver, without NVIDIA's libraries, for what a program needs
 //! of it, and checks every answer.
 //!
-//! - [`sys`]: the system calls, and all `unsafe`
-//! - [`abi`]: the driver's numbers and structs
-//! - [`rm`]: a client of the driver
 //! - [`checks`]: what is checked, a file per subject
 //! - [`hostile`]: what no guest may do
 //! - [`intrude`]: what no process may do to another's client
@@ -11,16 +8,12 @@
 //!
 //! The same binary runs on a host and in a guest and gives the same verdict lines; only the detail
 //! after the colon may differ. It uses what any user may use and changes no setting of the card.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
-mod abi;
 mod checks;
 mod hostile;
 mod intrude;
 mod modes;
-mod rm;
-#[allow(unsafe_code)]
-mod sys;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -28,7 +21,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use serde_json::json;
 
-use crate::rm::{Card, Result};
+use rmclient::{Card, Result};
 
 /// Checks what NVIDIA's kernel driver answers, without NVIDIA's libraries.
 ///
@@ -106,7 +99,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let mut report = Report { json: options.json, failed: 0 };
-    match modes::find_card(options.card) {
+    match rmclient::find_card(options.card) {
         Ok(card) => run(&options, &card, &mut report),
         Err(failure) => report.tell("driver", Duration::ZERO, Err(failure)),
     }

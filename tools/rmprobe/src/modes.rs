@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
-use crate::abi::{class, control, status};
-use crate::rm::{self, io, wrong, Card, Client, Failure, Outcome, Place, Result, Session};
-use crate::sys::{self, Mapping};
+use rmclient::abi::{class, control, status};
+use rmclient::sys::Mapping;
+use rmclient::{io, wrong, Card, Failure, Outcome, Place, Result, Session};
 
 /// Opens, allocates, maps, writes, unmaps and closes, `count` times.
 pub fn cycles(card: &Card, count: u64) -> Result<String> {
@@ -88,7 +88,7 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
     let memory = session.memory(Place::Video, mib << 20)?;
     let mapped = session.map(Place::Video, memory, mib << 20)?;
     let seed = u64::from(std::process::id());
-    mapped.mapping.fill(seed, mapped.mapping.len());
+    mapped.mapping.fill(seed, mapped.mapping.bytes());
     let client = session.client.handle;
     println!("holding {mib} MiB of video memory, {client:#x}:{memory:#x}, seed {seed}");
     let (sender, lines) = mpsc::channel();
@@ -103,7 +103,7 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
     while let Some(left) = end.checked_duration_since(Instant::now()) {
         match lines.recv_timeout(left) {
             Ok(line) => {
-                let words = mapped.mapping.wrong(seed, mapped.mapping.len());
+                let words = mapped.mapping.wrong(seed, mapped.mapping.bytes());
                 println!(
                     "{line}: first word {:#018x}, {words} words wrong",
                     mapped.mapping.read(0)
@@ -115,7 +115,7 @@ pub fn hold(card: &Card, time: Duration, mib: u64) -> Result<String> {
             Err(mpsc::RecvTimeoutError::Timeout) => break,
         }
     }
-    match mapped.mapping.wrong(seed, mapped.mapping.len()) {
+    match mapped.mapping.wrong(seed, mapped.mapping.bytes()) {
         0 => Ok(format!("held {mib} MiB for {} s", time.as_secs())),
         words => wrong(format!("{words} words are not those written")),
     }
@@ -151,7 +151,7 @@ const AFTER_LOSS: Duration = Duration::from_secs(5);
 /// old address must show nothing but what was written there, zero, or SIGBUS. With `waits` the
 /// memory is allocated after a line of standard input, as soon as there is some.
 pub fn stale(card: &Card, time: Duration, mib: u64, waits: bool) -> Result<String> {
-    sys::survive().map_err(io("a handler of SIGBUS"))?;
+    rmclient::sys::survive().map_err(io("a handler of SIGBUS"))?;
     let session = Session::open(card)?;
     if waits {
         println!("ready");
@@ -168,7 +168,7 @@ pub fn stale(card: &Card, time: Duration, mib: u64, waits: bool) -> Result<Strin
     };
     let mapped = session.map(Place::Video, memory, mib << 20)?;
     let seed = u64::from(std::process::id());
-    mapped.mapping.fill(seed, mapped.mapping.len());
+    mapped.mapping.fill(seed, mapped.mapping.bytes());
     let waited = started.elapsed().as_millis();
     println!("holding {mib} MiB of video memory, seed {seed}, had after {waited} ms");
     let mut seen = Seen::default();
@@ -190,16 +190,16 @@ pub fn stale(card: &Card, time: Duration, mib: u64, waits: bool) -> Result<Strin
 
 /// Reads two words of every page, and writes one: what it should have anyway.
 fn touch(mapping: &Mapping, seed: u64, seen: &mut Seen) {
-    for index in (0..mapping.len() / 8).step_by(sys::PAGE / 8) {
+    for index in (0..mapping.bytes() / 8).step_by(rmclient::sys::PAGE / 8) {
         for index in [index, index + 1] {
             match mapping.try_read(index) {
                 None => seen.gone += 1,
                 Some(0) => seen.zero += 1,
-                Some(value) if value == sys::pattern(seed, index) => seen.own += 1,
+                Some(value) if value == rmclient::sys::pattern(seed, index) => seen.own += 1,
                 Some(_) => seen.other += 1,
             }
         }
-        mapping.try_write(index + 1, sys::pattern(seed, index + 1));
+        mapping.try_write(index + 1, rmclient::sys::pattern(seed, index + 1));
     }
 }
 
@@ -209,30 +209,30 @@ pub fn watch(card: &Card, time: Duration, mib: u64) -> Result<String> {
     let session = Session::open(card)?;
     let memory = session.memory(Place::Video, mib << 20)?;
     let mapped = session.map(Place::Video, memory, mib << 20)?;
-    let (seed, length) = (u64::from(std::process::id()), mapped.mapping.len());
+    let (seed, length) = (u64::from(std::process::id()), mapped.mapping.bytes());
     mapped.mapping.fill(seed, length);
     let files = [&session.client.ctl, &session.card_file, &mapped.file];
     let mut watched = files.map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN));
     println!("watching {mib} MiB of video memory, client {:#x}", session.client.handle);
     let started = Instant::now();
     let patience = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-    poll(&mut watched, patience).map_err(|errno| rm::io("poll")(errno.into()))?;
+    poll(&mut watched, patience).map_err(|errno| rmclient::io("poll")(errno.into()))?;
     println!("woken after {:.3} s", started.elapsed().as_secs_f64());
     let lost = PollFlags::POLLERR | PollFlags::POLLHUP;
     // They are lost one after the other.
     thread::sleep(Duration::from_millis(200));
-    poll(&mut watched, PollTimeout::ZERO).map_err(|errno| rm::io("poll")(errno.into()))?;
+    poll(&mut watched, PollTimeout::ZERO).map_err(|errno| rmclient::io("poll")(errno.into()))?;
     let heard = watched.map(|file| file.revents().unwrap_or(PollFlags::empty()));
     if heard.iter().any(|events| !events.contains(lost)) {
         return wrong(format!("its files are not lost: poll reports {heard:?}"));
     }
     let free = session.client.free(session.device, memory);
-    let again =
-        rm::open(rm::CONTROL_NODE).map_or_else(|failure| failure.to_string(), |_| "ok".into());
+    let again = rmclient::open(rmclient::CONTROL_NODE)
+        .map_or_else(|failure| failure.to_string(), |_| "ok".into());
     // Whoever touches what is gone may be killed for it.
-    let reader = sys::in_child(|| mapped.mapping.wrong(seed, length) == 0)
+    let reader = rmclient::sys::in_child(|| mapped.mapping.wrong(seed, length) == 0)
         .and_then(|child| child.wait())
-        .map_err(rm::io("a child"))?;
+        .map_err(rmclient::io("a child"))?;
     Ok(format!("a call: {free}; a new file: {again}; the mapping: {reader:?}"))
 }
 
@@ -271,7 +271,7 @@ fn fill_by(session: &Session, mib: u64) -> Result<u64> {
 }
 
 fn told(session: &Session) -> Result<String> {
-    // NV2080_CTRL_FB_INFO_INDEX_*
+    // NV2080_CTRL_FB_GET_INFO_V2_INDEX_*
     let indexes = [("ram", 7), ("total", 8), ("usable", 0x20), ("heap", 9), ("free", 0x16)];
     let values = indexes.map(|(name, index)| {
         session.fb_info(index).map(|kib| format!("{name} {} MiB", kib / 1024))
@@ -301,22 +301,4 @@ pub fn block(card: &Card, time: Duration) -> Result<String> {
             wrong(format!("PREEMPT answered {outcome} after {} ms", started.elapsed().as_millis()))
         }
     }
-}
-
-/// The card to probe: the first, or the one with this minor number.
-pub fn find_card(minor: Option<u32>) -> Result<Card> {
-    let client = Client::new()?;
-    let cards = rm::cards(&client.ctl)?;
-    let wanted = minor.map(|minor| format!("/dev/nvidia{minor}"));
-    let found = cards
-        .iter()
-        .find(|card| wanted.as_ref().is_none_or(|node| card.node.as_os_str() == node.as_str()));
-    let Some(card) = found else {
-        return wrong(format!("the driver has {} cards and none is {wanted:?}", cards.len()));
-    };
-    let mut card = card.clone();
-    // A card that nobody holds open is not attached, and has no instance before that.
-    let _open = rm::open(&card.node)?;
-    card.instance = rm::instance_of(&client, card.gpu_id)?;
-    Ok(card)
 }

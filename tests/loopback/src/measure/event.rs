@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use zerocopy::IntoBytes;
 
-use crate::abi::{self, class, control, escape, notify};
-use crate::rm::{self, Result, Session};
+use rmclient::abi::{self, class, control, escape, notify};
+use rmclient::{Result, Session};
 
 /// A file, and an event that makes it readable.
 pub struct Event {
@@ -18,8 +18,8 @@ pub struct Event {
 impl Event {
     /// One of a session's card.
     pub fn new(session: &Session) -> Result<Self> {
-        let file = rm::open(&session.card.node)?;
-        rm::register(&file, &session.client.ctl).ok("REGISTER_FD")?;
+        let file = rmclient::open(&session.card.node)?;
+        rmclient::register(&file, &session.client.ctl).ok("REGISTER_FD")?;
         // CAST: a descriptor is positive.
         let number = file.as_raw_fd() as u32;
         let mut key = abi::OsEvent {
@@ -28,14 +28,14 @@ impl Event {
             fd: number,
             status: 0,
         };
-        rm::call(&file, escape::ALLOC_OS_EVENT, &mut key, None, |key| key.status)
+        rmclient::call(&file, escape::ALLOC_OS_EVENT, &mut key, None, |key| key.status)
             .ok("ALLOC_OS_EVENT")?;
         let handle = session.client.fresh();
         let mut params = abi::Event {
             source: session.subdevice,
             class: class::OS_EVENT,
             notify: notify::FIFO | notify::NON_STALL | notify::WITHOUT_DATA,
-            file: number.into(),
+            data: number.into(),
             ..Default::default()
         };
         let names = (session.subdevice, handle);

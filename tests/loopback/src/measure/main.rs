@@ -2,19 +2,6 @@
 //! through rmprobe's own client, so it runs natively, as a guest without a VM, and in a guest.
 //! `nvguest-loopback --bench` runs it in each way; alone it prints a JSON object a line.
 
-#[path = "../../../../tools/rmprobe/src/abi.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod abi;
-#[path = "../../../../tools/rmprobe/src/modes.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod modes;
-#[path = "../../../../tools/rmprobe/src/rm.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod rm;
-#[path = "../../../../tools/rmprobe/src/sys.rs"]
-#[allow(dead_code, reason = "rmprobe uses all of it")]
-mod sys;
-
 mod event;
 
 use std::fs::File;
@@ -28,7 +15,7 @@ use serde_json::json;
 use zerocopy::IntoBytes;
 
 use event::Event;
-use rm::{Place, Result, Session};
+use rmclient::{Place, Result, Session};
 
 /// `NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS`: 128 bytes, and nothing to wait for.
 const ATTACHED_IDS: u32 = 0x201;
@@ -71,7 +58,7 @@ fn timed<T>(body: impl FnOnce() -> Result<T>) -> Result<Duration> {
 
 /// The least that an ioctl costs: one that a pipe answers.
 fn direct_ioctl(count: u64) -> Result<Times> {
-    let (pipe, _other) = nix::unistd::pipe().map_err(|e| rm::io("a pipe")(e.into()))?;
+    let (pipe, _other) = nix::unistd::pipe().map_err(|e| rmclient::io("a pipe")(e.into()))?;
     Times::of(count, || {
         timed(|| {
             let mut bytes: libc::c_int = 0;
@@ -85,11 +72,12 @@ fn direct_ioctl(count: u64) -> Result<Times> {
 /// The least that a map costs: one of a memory file, its first page touched.
 fn direct_map(count: u64, length: usize) -> Result<Times> {
     let fd = nix::sys::memfd::memfd_create("floor", nix::sys::memfd::MFdFlags::MFD_CLOEXEC);
-    let file = File::from(fd.map_err(|e| rm::io("a memory file")(e.into()))?);
-    file.set_len(length as u64).map_err(rm::io("a memory file"))?;
+    let file = File::from(fd.map_err(|e| rmclient::io("a memory file")(e.into()))?);
+    file.set_len(length as u64).map_err(rmclient::io("a memory file"))?;
     Times::of(count, || {
         timed(|| {
-            let mapping = sys::Mapping::new(&file, length).map_err(rm::io("mapping"))?;
+            let mapping =
+                rmclient::sys::Mapping::new(&file, length).map_err(rmclient::io("mapping"))?;
             mapping.write(0, 1);
             Ok(())
         })
@@ -133,7 +121,7 @@ fn firmware(session: &Session, count: u64, pause: Duration) -> Result<Times> {
 }
 
 fn open_close(count: u64) -> Result<Times> {
-    Times::of(count, || timed(|| rm::open(rm::CONTROL_NODE)))
+    Times::of(count, || timed(|| rmclient::open(rmclient::CONTROL_NODE)))
 }
 
 /// RM_MAP_MEMORY, mmap, a write, munmap, RM_UNMAP_MEMORY; the file is opened and closed outside
@@ -147,7 +135,8 @@ fn map_unmap(session: &Session, place: Place, length: u64, count: u64) -> Result
             let range = (0, length);
             let (outcome, armed) = client.arm(session.subdevice, memory, range, file.as_raw_fd());
             outcome.ok("RM_MAP_MEMORY")?;
-            let mapping = sys::Mapping::new(&file, length as usize).map_err(rm::io("mapping"))?;
+            let mapping = rmclient::sys::Mapping::new(&file, length as usize)
+                .map_err(rmclient::io("mapping"))?;
             mapping.write(0, 1);
             drop(mapping);
             client.unmap(session.subdevice, memory, armed.linear).ok("RM_UNMAP_MEMORY")
@@ -185,7 +174,7 @@ fn event_to_wake(session: &Session, count: u64) -> Result<Times> {
             event.fire(session)?;
             match wakes.recv() {
                 Ok((true, end)) => Ok(end.saturating_duration_since(start)),
-                _ => rm::wrong("nobody was woken"),
+                _ => rmclient::wrong("nobody was woken"),
             }
         });
         drop(more);
@@ -205,7 +194,7 @@ fn ping_pong(count: u64, work: Duration, rest: Duration) -> Result<Times> {
         }
         pong.write(1).is_ok()
     };
-    let eventfd = || EventFd::new().map_err(|e| rm::io("an eventfd")(e.into()));
+    let eventfd = || EventFd::new().map_err(|e| rmclient::io("an eventfd")(e.into()));
     let (ping, pong) = (eventfd()?, eventfd()?);
     // SAFETY: this program has one thread yet.
     let child = match unsafe { nix::unistd::fork() } {
@@ -215,7 +204,7 @@ fn ping_pong(count: u64, work: Duration, rest: Duration) -> Result<Times> {
             unsafe { libc::_exit(0) }
         }
         Ok(nix::unistd::ForkResult::Parent { child }) => child,
-        Err(errno) => return Err(rm::io("fork")(errno.into())),
+        Err(errno) => return Err(rmclient::io("fork")(errno.into())),
     };
     let times = Times::of(count, || {
         if !rest.is_zero() {
@@ -223,7 +212,7 @@ fn ping_pong(count: u64, work: Duration, rest: Duration) -> Result<Times> {
         }
         timed(|| {
             let rung = ping.write(1).and_then(|_| pong.read());
-            rung.map(drop).map_err(|e| rm::io("a ring")(e.into()))
+            rung.map(drop).map_err(|e| rmclient::io("a ring")(e.into()))
         })
     });
     let _ = ping.write(1000);
@@ -267,7 +256,7 @@ fn main() {
     let scale = |count: u64| (count * percent / 100).max(10);
     match what.as_str() {
         "floors" => floors(scale),
-        _ => match modes::find_card(None) {
+        _ => match rmclient::find_card(None) {
             Ok(card) => match (what.as_str(), Session::open(&card)) {
                 ("control", Ok(session)) => {
                     report("flat control", flat_control(&session, scale(20_000)))

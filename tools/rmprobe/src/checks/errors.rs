@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use nix::libc;
 
 use super::{check, Check};
-use crate::abi::{self, class, control, escape, status};
-use crate::rm::{self, call, wrong, Card, Client, Outcome, Place, Result, Session};
+use rmclient::abi::{self, class, control, escape, status};
+use rmclient::{call, wrong, Card, Client, Outcome, Place, Result, Session};
 
 /// `NV_ERR_INSERT_DUPLICATE_NAME`
 const TAKEN: Outcome = Outcome::Status(0x19);
@@ -202,7 +202,7 @@ fn unmapped(card: &Card) -> Result<String> {
 }
 
 fn unknown_ioctl(card: &Card) -> Result<String> {
-    for file in [rm::open(rm::CONTROL_NODE)?, rm::open(&card.node)?] {
+    for file in [rmclient::open(rmclient::CONTROL_NODE)?, rmclient::open(&card.node)?] {
         call(&file, escape::NONE, &mut [0_u64; 2], None, |_| status::OK)
             .expect(Outcome::Errno(libc::EINVAL), "a call with number 0x7f")?;
     }
@@ -228,7 +228,7 @@ fn wrong_node(card: &Card) -> Result<String> {
 }
 
 fn wrong_argument_size(_: &Card) -> Result<String> {
-    let ctl = rm::open(rm::CONTROL_NODE)?;
+    let ctl = rmclient::open(rmclient::CONTROL_NODE)?;
     call(&ctl, escape::RM_FREE, &mut [0_u32; 5], None, |_| status::OK)
         .expect(Outcome::Errno(libc::EINVAL), "RM_FREE with 20 bytes instead of 16")?;
     Ok("refused".into())

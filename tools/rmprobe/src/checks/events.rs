@@ -15,8 +15,8 @@ use zerocopy::IntoBytes;
 
 use super::identity::number;
 use super::{check, Check};
-use crate::abi::{self, class, control, escape, notify};
-use crate::rm::{self, call, io, wrong, Card, Outcome, Result, Session};
+use rmclient::abi::{self, class, control, escape, notify};
+use rmclient::{call, io, wrong, Card, Outcome, Result, Session};
 
 pub const CHECKS: &[Check] = &[
     check("event", "an event without data makes a file readable once", without_data),
@@ -37,15 +37,15 @@ struct Receiver<'a> {
 
 impl<'a> Receiver<'a> {
     fn new(session: &'a Session, index: u32) -> Result<Self> {
-        let file = rm::open(&session.card.node)?;
-        rm::register(&file, &session.client.ctl).ok("REGISTER_FD")?;
+        let file = rmclient::open(&session.card.node)?;
+        rmclient::register(&file, &session.client.ctl).ok("REGISTER_FD")?;
         os_event(session, &file, escape::ALLOC_OS_EVENT).ok("ALLOC_OS_EVENT")?;
         let event = session.client.fresh();
         let mut params = abi::Event {
             source: session.subdevice,
             class: class::OS_EVENT,
             notify: index,
-            file: number(&file).into(),
+            data: number(&file).into(),
             ..Default::default()
         };
         let names = (session.subdevice, event);
@@ -211,7 +211,7 @@ fn single(card: &Card) -> Result<String> {
 
 fn key(card: &Card) -> Result<String> {
     let session = Session::open(card)?;
-    let file = rm::open(&session.card.node)?;
+    let file = rmclient::open(&session.card.node)?;
     os_event(&session, &file, escape::ALLOC_OS_EVENT).ok("ALLOC_OS_EVENT")?;
     os_event(&session, &file, escape::ALLOC_OS_EVENT)
         .expect(super::errors::NO_RESOURCES, "a second ALLOC_OS_EVENT with the same key")?;

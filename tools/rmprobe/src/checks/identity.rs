@@ -6,8 +6,8 @@ use nix::libc;
 use zerocopy::IntoBytes;
 
 use super::{check, Check};
-use crate::abi::{self, control, escape, status};
-use crate::rm::{self, call, wrong, Card, Client, Outcome, Result, Session, CONTROL_NODE};
+use rmclient::abi::{self, control, escape, status};
+use rmclient::{call, wrong, Card, Client, Outcome, Result, Session, CONTROL_NODE};
 
 pub const CHECKS: &[Check] = &[
     check("version", "the driver tells its release", version),
@@ -32,7 +32,7 @@ const STRICT: u32 = 0;
 const QUERY: u32 = b'2' as u32;
 
 fn ask_version(command: u32, release: [u8; 64]) -> Result<(Outcome, abi::Version)> {
-    let ctl = rm::open(CONTROL_NODE)?;
+    let ctl = rmclient::open(CONTROL_NODE)?;
     let mut version = abi::Version { command, reply: 0, release };
     let outcome = call(&ctl, escape::CHECK_VERSION_STR, &mut version, None, |_| status::OK);
     Ok((outcome, version))
@@ -77,7 +77,7 @@ fn version_mismatch(_: &Card) -> Result<String> {
 }
 
 fn cards(_: &Card) -> Result<String> {
-    let cards = rm::cards(&rm::open(CONTROL_NODE)?)?;
+    let cards = rmclient::cards(&rmclient::open(CONTROL_NODE)?)?;
     let list: Vec<_> = cards
         .iter()
         .map(|card| format!("{} at {} is {:#x}", card.node.display(), card.pci, card.gpu_id))
@@ -86,7 +86,7 @@ fn cards(_: &Card) -> Result<String> {
 }
 
 fn card_node(card: &Card) -> Result<String> {
-    let file = rm::open(&card.node)?;
+    let file = rmclient::open(&card.node)?;
     let mut answer = [0_u32; 2];
     call(&file, escape::WAIT_OPEN_COMPLETE, &mut answer, None, |_| status::OK)
         .ok("WAIT_OPEN_COMPLETE")?;
@@ -97,7 +97,7 @@ fn card_node(card: &Card) -> Result<String> {
 }
 
 fn attach(card: &Card) -> Result<String> {
-    let ctl = rm::open(CONTROL_NODE)?;
+    let ctl = rmclient::open(CONTROL_NODE)?;
     let mut ids = [card.gpu_id];
     call(&ctl, escape::ATTACH_GPUS_TO_FD, &mut ids, None, |_| status::OK)
         .ok("ATTACH_GPUS_TO_FD")?;
@@ -108,16 +108,16 @@ fn attach(card: &Card) -> Result<String> {
 
 fn register(card: &Card) -> Result<String> {
     let refused = Outcome::Errno(libc::EINVAL);
-    let (ctl, file) = (rm::open(CONTROL_NODE)?, rm::open(&card.node)?);
-    rm::register(&file, &file).expect(refused, "REGISTER_FD of a card's file to itself")?;
-    rm::register(&file, &ctl).ok("REGISTER_FD")?;
-    rm::register(&file, &ctl).expect(refused, "a second REGISTER_FD")?;
+    let (ctl, file) = (rmclient::open(CONTROL_NODE)?, rmclient::open(&card.node)?);
+    rmclient::register(&file, &file).expect(refused, "REGISTER_FD of a card's file to itself")?;
+    rmclient::register(&file, &ctl).ok("REGISTER_FD")?;
+    rmclient::register(&file, &ctl).expect(refused, "a second REGISTER_FD")?;
     Ok("once".into())
 }
 
 fn ids(card: &Card) -> Result<String> {
     let client = Client::new()?;
-    let _in_use = rm::open(&card.node)?;
+    let _in_use = rmclient::open(&card.node)?;
     let mut attached = [0_u32; 32];
     client
         .control(client.handle, control::ATTACHED_IDS, attached.as_mut_bytes())
@@ -170,7 +170,7 @@ fn uuid(card: &Card) -> Result<String> {
 }
 
 fn memory_size(card: &Card) -> Result<String> {
-    // NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE, in KiB
+    // NV2080_CTRL_FB_GET_INFO_V2_INDEX_TOTAL_RAM_SIZE, in KiB
     const TOTAL_RAM_SIZE: u8 = 8;
     match Session::open(card)?.fb_info(TOTAL_RAM_SIZE)? {
         0 => wrong("the card has no memory"),

@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 use nix::libc;
 
 use super::{check, Check};
-use crate::abi::{self, class, escape};
-use crate::rm::{call, io, wrong, Card, Failure, Mapped, Outcome, Place, Result, Session};
-use crate::sys::Mapping;
+use rmclient::abi::{self, class, escape};
+use rmclient::sys::Mapping;
+use rmclient::{call, io, wrong, Card, Failure, Mapped, Outcome, Place, Result, Session};
 
 pub const CHECKS: &[Check] = &[
     check(
@@ -47,14 +47,14 @@ fn round_trip(card: &Card, place: Place) -> Result<String> {
     let session = Session::open(card)?;
     let memory = session.memory(place, SIZE)?;
     let one = session.map(place, memory, SIZE)?;
-    one.mapping.fill(1, one.mapping.len());
+    one.mapping.fill(1, one.mapping.bytes());
     same(&one.mapping, 1, "the map that wrote")?;
-    let again =
-        Mapping::new(&one.file, one.mapping.len()).map_err(io("a second mmap of an armed file"))?;
+    let again = Mapping::new(&one.file, one.mapping.bytes())
+        .map_err(io("a second mmap of an armed file"))?;
     same(&again, 1, "a second mmap")?;
     let two = session.map(place, memory, SIZE)?;
     same(&two.mapping, 1, "a second map")?;
-    two.mapping.fill(2, two.mapping.len());
+    two.mapping.fill(2, two.mapping.bytes());
     same(&one.mapping, 2, "the first map after the second wrote")?;
     let caching = one.armed.caching;
     session.unmap(memory, one)?;
@@ -64,9 +64,11 @@ fn round_trip(card: &Card, place: Place) -> Result<String> {
 }
 
 fn same(mapping: &Mapping, seed: u64, what: &str) -> Result<()> {
-    match mapping.wrong(seed, mapping.len()) {
+    match mapping.wrong(seed, mapping.bytes()) {
         0 => Ok(()),
-        words => wrong(format!("{words} of {} words are wrong through {what}", mapping.len() / 8)),
+        words => {
+            wrong(format!("{words} of {} words are wrong through {what}", mapping.bytes() / 8))
+        }
     }
 }
 
@@ -135,7 +137,7 @@ fn heap_system(card: &Card) -> Result<String> {
         }
         let one = session.map(Place::System, handle, size)?;
         let two = session.map(Place::System, handle, size)?;
-        one.mapping.fill(asked, one.mapping.len());
+        one.mapping.fill(asked, one.mapping.bytes());
         same(&two.mapping, asked, "a second map")?;
         session.unmap(handle, two)?;
         session.client.free(session.device, handle).ok("freeing memory that is mapped")?;

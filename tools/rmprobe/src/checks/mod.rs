@@ -9,7 +9,7 @@ mod objects;
 mod parallel;
 mod vmas;
 
-use crate::rm::{Card, Result};
+use rmclient::{Card, Result};
 
 /// One check.
 #[derive(Clone, Copy)]

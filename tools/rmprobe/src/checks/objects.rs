@@ -1,8 +1,8 @@
 //! Clients and what they own: make, share, free.
 
 use super::{check, Check};
-use crate::abi::{class, control};
-use crate::rm::{wrong, Card, Client, Outcome, Place, Result, Session};
+use rmclient::abi::{class, control};
+use rmclient::{wrong, Card, Client, Outcome, Place, Result, Session};
 
 pub const CHECKS: &[Check] = &[
     check("client", "two clients have different handles", client),
@@ -85,16 +85,16 @@ fn close(card: &Card) -> Result<String> {
     drop(session.card_file);
     drop(ctl);
     let next = Client::new()?;
-    let mut argument = crate::abi::Alloc {
+    let mut argument = rmclient::abi::Alloc {
         client: handle,
         parent: handle,
         handle: next.fresh(),
         class: class::DEVICE,
         ..Default::default()
     };
-    crate::rm::call(
+    rmclient::call(
         &next.ctl,
-        crate::abi::escape::RM_ALLOC,
+        rmclient::abi::escape::RM_ALLOC,
         &mut argument,
         Some(&mut [0; 56]),
         |a| a.status,

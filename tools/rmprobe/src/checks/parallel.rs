@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::{check, Check};
-use crate::rm::{wrong, Card, Place, Result, Session};
+use rmclient::{wrong, Card, Place, Result, Session};
 
 pub const CHECKS: &[Check] =
     &[check("threads", "32 threads at once each find their own memory", threads)];

@@ -5,8 +5,8 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 
 use super::{check, Check};
-use crate::rm::{io, wrong, Card, Mapped, Place, Result, Session};
-use crate::sys::{in_child, PAGE};
+use rmclient::sys::{in_child, PAGE};
+use rmclient::{io, wrong, Card, Mapped, Place, Result, Session};
 
 pub const CHECKS: &[Check] = &[
     check("vma-fork", "a child has its parent's mappings, and keeps them longer", forked),
@@ -48,7 +48,7 @@ fn forked(card: &Card) -> Result<String> {
             before && told && mapping.wrong(8, SIZE / 2) == 0
         })
         .map_err(io("fork"))?;
-        while mapped.mapping.read(SIZE / 16 - 1) == crate::sys::pattern(7, SIZE / 16 - 1) {
+        while mapped.mapping.read(SIZE / 16 - 1) == rmclient::sys::pattern(7, SIZE / 16 - 1) {
             if child.has_ended() {
                 return wrong("the child did not find what its parent wrote");
             }
@@ -78,7 +78,7 @@ fn cut(card: &Card) -> Result<String> {
             return wrong("the part in front of what was unmapped is wrong");
         }
         let at = 10 * PAGE / 8;
-        let word = |index| crate::sys::pattern(7, at + index);
+        let word = |index| rmclient::sys::pattern(7, at + index);
         if (0..6 * PAGE / 8).any(|index| tail.read(index) != word(index)) {
             return wrong("the part behind what was unmapped is wrong");
         }

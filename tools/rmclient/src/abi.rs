@@ -1,7 +1,9 @@
-//! The driver's kernel interface as far as this probe speaks it (x86-64, releases 535 to 595).
+//! The driver's kernel interface as far as our own programs speak it (x86-64, releases 535 to 595).
 //!
-//! Names and numbers are NVIDIA's: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `class/*.h`,
+//! What the backend knows of it comes from profiles. This is what probes and tests are written
+//! against, by hand, so that a wrong profile has something to fail on. Names and numbers are NVIDIA's: `nv_escape.h`, `nv-ioctl-numbers.h`, `nvos.h`, `class/*.h`,
 //! `ctrl/*.h` of the open kernel modules. The structs hold no padding but named fields.
+#![allow(missing_docs, reason = "NVIDIA's headers document every field")]
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -47,6 +49,8 @@ pub mod escape {
     pub const CHECK_VERSION_STR: u32 = 210;
     /// Keeps cards in use by a file.
     pub const ATTACH_GPUS_TO_FD: u32 = 212;
+    /// How the host blocks memory.
+    pub const SYS_PARAMS: u32 = 214;
     /// Whether the card came up.
     pub const WAIT_OPEN_COMPLETE: u32 = 218;
     /// No call has this number.
@@ -116,8 +120,14 @@ pub mod control {
     pub const SET_TRIGGER_FIFO: u32 = 0x2080_0308;
     /// `NV2080_CTRL_CMD_TIMER_GET_TIME`
     pub const GET_TIME: u32 = 0x2080_0403;
+    /// `NV2080_CTRL_CMD_FB_GET_INFO`
+    pub const FB_GET_INFO: u32 = 0x2080_1301;
     /// `NV2080_CTRL_CMD_FB_GET_INFO_V2`
-    pub const FB_INFO: u32 = 0x2080_1303;
+    pub const FB_GET_INFO_V2: u32 = 0x2080_1303;
+    /// `NVA06C_CTRL_CMD_SET_TIMESLICE`, in µs
+    pub const SET_TIMESLICE: u32 = 0xa06c_0103;
+    /// `NVA06C_CTRL_CMD_GET_TIMESLICE`
+    pub const GET_TIMESLICE: u32 = 0xa06c_0104;
     /// `NVA06C_CTRL_CMD_PREEMPT`
     pub const PREEMPT: u32 = 0xa06c_0105;
     /// No class has it.
@@ -278,7 +288,11 @@ pub struct Heap {
     pub comptag: [u32; 6],
     pub size: u64,
     pub alignment: u64,
-    pub rest: [u64; 10],
+    pub offset: u64,
+    pub limit: u64,
+    pub address: u64,
+    pub range: [u64; 2],
+    pub rest: [u64; 5],
 }
 
 /// NV_MEMORY_ALLOCATION_PARAMS
@@ -311,7 +325,7 @@ pub struct Event {
     pub source: u32,
     pub class: u32,
     pub notify: u32,
-    pub file: u64,
+    pub data: u64,
 }
 
 /// nv_ioctl_alloc_os_event_t, nv_ioctl_free_os_event_t

@@ -21,7 +21,7 @@ use nix::unistd::{fork, ForkResult, Pid};
 use crate::abi::escape;
 
 /// Bytes behind every pointer that the driver is given: more than the parameters of any class or
-/// control that the probe uses. RM copies its own size of a class's parameters in and out,
+/// control that anybody here uses. RM copies its own size of a class's parameters in and out,
 /// whatever the caller says.
 const SCRATCH: usize = 4096;
 
@@ -129,7 +129,7 @@ impl Mapping {
     }
 
     /// Bytes mapped, whole pages.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.length
     }
 

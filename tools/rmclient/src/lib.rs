@@ -1,4 +1,13 @@
-//! A client of RM: a control file, a client, a device and a subdevice on it.
+//! A client of RM without NVIDIA's libraries, for our own programs: a control file, a client, a
+//! device and a subdevice on it, memory and its mappings.
+//!
+//! - [`abi`]: the driver's numbers and structs
+//! - [`sys`]: the system calls, and all `unsafe`
+#![deny(unsafe_code)]
+
+pub mod abi;
+#[allow(unsafe_code)]
+pub mod sys;
 
 use std::fmt;
 use std::fs::File;
@@ -10,8 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::libc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::abi::{self, class, control, escape, status};
-use crate::sys::{self, Mapping};
+use crate::abi::{class, control, escape, status};
+use crate::sys::Mapping;
 
 /// Node of everything that is not of one card.
 pub const CONTROL_NODE: &str = "/dev/nvidiactl";
@@ -21,19 +30,36 @@ pub const CONTROL_NODE: &str = "/dev/nvidiactl";
 pub enum Failure {
     /// A call that should have worked.
     #[error("{what} answered {outcome}")]
-    Call { what: String, outcome: Outcome },
+    Call {
+        /// What it was for.
+        what: String,
+        /// The answer.
+        outcome: Outcome,
+    },
     /// A call that should have been refused in a certain way.
     #[error("{what} answered {outcome} where {expected} is right")]
-    Expected { what: String, outcome: Outcome, expected: Outcome },
+    Expected {
+        /// What it was for.
+        what: String,
+        /// The answer.
+        outcome: Outcome,
+        /// The answer that is right.
+        expected: Outcome,
+    },
     /// A system call.
     #[error("{what}: {source}")]
-    Io { what: String, source: io::Error },
+    Io {
+        /// What it was for.
+        what: String,
+        /// How it failed.
+        source: io::Error,
+    },
     /// Anything else.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// Shorthand of the whole probe.
+/// Shorthand.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// Makes [`Failure::Wrong`].
@@ -304,7 +330,7 @@ pub enum Place {
     System,
 }
 
-/// A client with a device and a subdevice of the probed card.
+/// A client with a device and a subdevice of a card.
 #[derive(Debug)]
 pub struct Session {
     /// The client.
@@ -353,12 +379,12 @@ impl Session {
         Ok(handle)
     }
 
-    /// What the card says of its memory: `NV2080_CTRL_FB_INFO_INDEX_*`; sizes are in KiB.
+    /// What the card says of its memory: `NV2080_CTRL_FB_GET_INFO_V2_INDEX_*`; sizes are in KiB.
     pub fn fb_info(&self, index: u8) -> Result<u32> {
         let sizes = [1028, 460, 444, 436];
         let client = &self.client;
         let params =
-            client.control_of_size(self.subdevice, control::FB_INFO, &sizes, |params| {
+            client.control_of_size(self.subdevice, control::FB_GET_INFO_V2, &sizes, |params| {
                 params[0] = 1;
                 params[4] = index;
             })?;
@@ -417,4 +443,22 @@ pub fn instance_of(client: &Client, gpu_id: u32) -> Result<u32> {
         .control(client.handle, control::ID_INFO, params.as_mut_bytes())
         .ok("GPU_GET_ID_INFO_V2")?;
     Ok(params[2])
+}
+
+/// A card of the host: the first, or the one with this minor number.
+pub fn find_card(minor: Option<u32>) -> Result<Card> {
+    let client = Client::new()?;
+    let cards = cards(&client.ctl)?;
+    let wanted = minor.map(|minor| format!("/dev/nvidia{minor}"));
+    let found = cards
+        .iter()
+        .find(|card| wanted.as_ref().is_none_or(|node| card.node.as_os_str() == node.as_str()));
+    let Some(card) = found else {
+        return wrong(format!("the driver has {} cards and none is {wanted:?}", cards.len()));
+    };
+    let mut card = card.clone();
+    // A card that nobody holds open is not attached, and has no instance before that.
+    let _open = open(&card.node)?;
+    card.instance = instance_of(&client, card.gpu_id)?;
+    Ok(card)
 }
