@@ -57,6 +57,9 @@ pub enum Failure {
     /// Anything else.
     #[error("{0}")]
     Wrong(String),
+    /// What others do on the card hides what was looked for.
+    #[error("{0}")]
+    Disturbed(String),
 }
 
 /// Shorthand.

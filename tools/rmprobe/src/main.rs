@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use serde_json::json;
 
-use rmclient::{Card, Result};
+use rmclient::{Card, Failure, Result};
 
 /// Checks what NVIDIA's kernel driver answers, without NVIDIA's libraries.
 ///
-/// Without an option that says otherwise, every check runs. Exit status: 0 if all went well, 1 if
-/// a check failed or there is no driver.
+/// Without an option that says otherwise, every check runs. `skip` (in JSON an `ok` of null) is a
+/// check that others' work on the card hides. Exit status: 0 if nothing failed, 1 if a check failed
+/// or there is no driver.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -189,18 +190,19 @@ impl Report {
     }
 
     fn tell(&mut self, name: &str, time: Duration, result: Result<String>) {
-        let (ok, detail) = match result {
-            Ok(detail) => (true, detail),
-            Err(failure) => (false, failure.to_string()),
+        let (verdict, ok, detail) = match result {
+            Ok(detail) => ("ok", Some(true), detail),
+            Err(failure @ Failure::Disturbed(_)) => ("skip", None, failure.to_string()),
+            Err(failure) => ("FAIL", Some(false), failure.to_string()),
         };
-        self.failed += u32::from(!ok);
+        self.failed += u32::from(ok == Some(false));
         if self.json {
             println!(
                 "{}",
                 json!({"check": name, "ok": ok, "detail": detail, "ms": time.as_secs_f64() * 1e3})
             );
         } else {
-            println!("{} {name}: {detail}", if ok { "ok" } else { "FAIL" });
+            println!("{verdict} {name}: {detail}");
         }
     }
 }
