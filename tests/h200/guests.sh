@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several guests under QEMU on one card: equal shares beside as many native processes, shares by
 # weight, budgets. The guests are booted once and get their weights and budgets while they run.
-# About 200 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. GUEST has further words for every guest
+# About 230 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. GUEST has further words for every guest
 # (`--append idle=poll`), ONLY a pattern of the runs' names. Run as root: it unpacks Vulkan loaders into /.
 # Usage: OUT=folder [SECTIONS='equal weights budgets'] tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
@@ -139,8 +139,9 @@ section 'equal guests, beside as many native processes: frames of one draw'
 options="--cost $one"
 for count in 1 2 4 8; do
   [ $count -le "$guests" ] || continue
-  run "native-$count" 3 $(natives $count)
-  run "guests-$count" 3 $(these $count)
+  # So long that a frame more or less is no spread.
+  run "native-$count" $((3 + count)) $(natives $count)
+  run "guests-$count" $((3 + count)) $(these $count)
 done
 section 'the same, two frames in flight: what a program that does not wait for each frame has'
 options="--cost $one --frames-in-flight 2"

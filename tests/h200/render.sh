@@ -179,7 +179,7 @@ grown() { echo "fds $(fds), maps $(wc -l < "/proc/$backend/maps"), $(grep VmRSS 
   turn 'grep -E "^S(Unreclaim|lab)|^PageTables" /proc/meminfo' | paste -sd' '; }
 grown
 turn "time sh -c 'for i in \$(seq $(cat "$work/processors")); do nesprobe --cycles ${CYCLES:-40} & done; wait'" | grep -E 'made|end|real'
-grown
+sleep 3; grown
 fi
 
 turn 'dmesg | grep -iE "nvg|bug|oops|warn" | tail -5'
