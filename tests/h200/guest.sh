@@ -74,7 +74,7 @@ guest --run 'rmprobe --hold 60 --size 64 < /dev/null' > "$work/killed-qemu.txt" 
 guest=$!
 if await "$work/killed-qemu.txt" holding 60; then
   echo "card while held: $(used); workers: $(workers)"
-  pkill -9 -f qemu-system; start=$(date +%s%N)
+  pkill -9 qemu-system; start=$(date +%s%N)
   while pgrep -f 'vhost-user-nvguest' > /dev/null && [ $(($(date +%s%N) - start)) -lt 10000000000 ]
   do sleep 0.01; done
   echo "backend and workers gone after $((($(date +%s%N) - start) / 1000000)) ms: $(pgrep -fc vhost-user-nvguest) left"

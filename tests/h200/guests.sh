@@ -128,7 +128,7 @@ last=$((guests - 1))
 for i in $(seq 0 $((guests - 2))); do boot "$i"; done
 boot $last --backend-arg=--vram=16G --backend-arg=--vram-mode=profile
 for i in $(seq 0 $last); do
-  turn "$i" true || { tail -5 "$work/$i/out"; pkill -f nvguest-run; exit 1; }
+  turn "$i" true || { tail -5 "$work/$i/out"; pkill -x nvguest-run; exit 1; }
 done
 echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
 one=$(calibrated 1); passes=100; many=$(calibrated $passes $small)
@@ -193,6 +193,6 @@ for line in open(sys.argv[1]):
 P
 for i in $(seq 0 $last); do order "$i" 'dmesg | grep -E "BUG:|Oops|WARNING:" | head -3'; done
 for i in $(seq 0 $last); do outcome "$i"; order "$i" end; done
-sleep 3; pkill -f nvguest-run; sleep 1
+sleep 3; pkill -x nvguest-run; sleep 1
 echo "card: $(used) MiB; backends left: $(pgrep -fc vhost-user-nvguest)"
 tail -3 "$out/stderr.txt" 2>/dev/null
