@@ -119,8 +119,8 @@ pub struct Args {
 
     /// What the guest may have at most: KEY=VALUE,… with the keys processes, files, requests,
     /// bytes (requests and bytes are of those in flight), clients, objects, placements, window
-    /// (bytes of it), lines (of log a second) and disables (of channels, a second). Each but
-    /// the first with process- before it is what one process of the guest may have.
+    /// and arena (bytes of them), lines (of log a second) and disables (of channels, a second).
+    /// Each but the first with process- before it is what one process of the guest may have.
     #[arg(long, value_name = "KEY=VALUE,…", default_value = "", hide_default_value = true)]
     pub limits: Limits,
 

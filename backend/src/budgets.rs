@@ -58,9 +58,6 @@ const MOST: u64 = 20_000;
 /// The time slice, in µs, of a channel group whose program asked for `own`.
 pub fn slice(own: u64, weight: u32) -> u64 {
     let own = own.min(OWN_MOST);
-    if weight == DEFAULT_WEIGHT {
-        return own;
-    }
     (own * u64::from(weight) / u64::from(DEFAULT_WEIGHT)).clamp(LEAST, MOST)
 }
 
@@ -70,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_default_weight_leaves_a_program_its_slice() {
-        for own in [1, 500, 1024, 2048] {
+        for own in [LEAST, 500, 1024, 2048] {
             assert_eq!(slice(own, DEFAULT_WEIGHT), own);
         }
     }
@@ -83,7 +80,7 @@ mod tests {
 
     #[test]
     fn no_slice_is_so_long_or_short_that_a_guest_starves() {
-        for weight in WEIGHTS.filter(|&weight| weight != DEFAULT_WEIGHT) {
+        for weight in WEIGHTS {
             for own in [0, 1, 1024, 2048, u64::MAX] {
                 assert!((LEAST..=MOST).contains(&slice(own, weight)), "{own} {weight}");
             }

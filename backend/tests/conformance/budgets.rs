@@ -303,6 +303,15 @@ fn no_program_takes_its_guest_more_time_than_its_weight() {
 }
 
 #[test]
+fn no_program_has_the_card_change_hands_all_the_time() {
+    let pair = weighted("--weight=10");
+    let client = client(&pair, 100);
+    let group = group(&client);
+    assert_eq!(set(&client, group, 1), 0);
+    assert_eq!((get(&client, group), told(&pair)), (1, vec![100]));
+}
+
+#[test]
 fn a_slice_that_rm_refuses_is_refused() {
     let pair = weighted("--weight=40");
     let client = client(&pair, 100);
