@@ -49,6 +49,16 @@ pub fn folder(name: &str) -> PathBuf {
     folders().swap_remove(0).join(name)
 }
 
+/// A guest by its name, or by the path of its admin socket, whether its backend lives or not.
+pub fn located(name: &str) -> Guest {
+    if name.contains('/') {
+        return Guest { name: name.to_owned(), socket: name.into() };
+    }
+    let known = folders().into_iter().map(|folder| folder.join(name)).find(|it| it.exists());
+    let socket = known.unwrap_or_else(|| folder(name)).join("admin.sock");
+    Guest { name: name.to_owned(), socket }
+}
+
 /// Every guest, by name.
 pub fn all() -> Vec<Guest> {
     let mut found = BTreeMap::new();
@@ -70,7 +80,7 @@ pub fn all() -> Vec<Guest> {
 /// The guest with this name, or behind this socket.
 pub fn named(name: &str) -> Result<Guest> {
     if name.contains('/') {
-        return Ok(Guest { name: name.to_owned(), socket: name.into() });
+        return Ok(located(name));
     }
     let all = all();
     let names: Vec<&str> = all.iter().map(|guest| guest.name.as_str()).collect();
@@ -86,6 +96,11 @@ pub fn named(name: &str) -> Result<Guest> {
 }
 
 impl Guest {
+    /// Where all its sockets are.
+    pub fn folder(&self) -> &Path {
+        self.socket.parent().unwrap_or(Path::new("."))
+    }
+
     /// The state of the guest.
     pub fn status(&self) -> Result<Value> {
         self.ask(json!({"request": "status"}))

@@ -24,7 +24,7 @@ pub enum Command {
         #[arg(long)]
         release: Option<Release>,
         /// The guest's capabilities: utility, graphics, video, compute, display.
-        #[arg(long, default_value = "utility,graphics", value_parser = capabilities)]
+        #[arg(long, default_value = "utility,graphics,video", value_parser = capabilities)]
         capabilities: u32,
         /// Folder of profiles; the built-in ones without it.
         #[arg(long)]

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Give a guest whose backend died a new one, where QEMU can do it.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Its name.
+    /// Its name, or the path of its admin socket.
     guest: String,
     /// QEMU's monitor (-qmp unix:SOCKET,server=on,wait=off); found for guests of `nvguest run`.
     #[arg(long, value_name = "SOCKET")]
@@ -97,13 +97,13 @@ pub fn run(args: &Args, json: bool) -> Result<ExitCode> {
 }
 
 fn recover(args: &Args, story: &mut Story) -> Result<Outcome> {
-    let folder = guests::folder(&args.guest);
-    let guest = Guest { name: args.guest.clone(), socket: folder.join("admin.sock") };
+    let guest = guests::located(&args.guest);
+    let folder = guest.folder();
     let backend = guest.status().ok();
     let pid = backend.as_ref().map(|status| status["pid"].to_string());
     story.tell("backend", pid.map_or("none answers".into(), |pid| format!("pid {pid} answers")))?;
 
-    let monitor = args.qmp.clone().unwrap_or_else(|| runtime::monitor(&folder));
+    let monitor = args.qmp.clone().unwrap_or_else(|| runtime::monitor(folder));
     let mut qmp = match Qmp::connect(&monitor) {
         Ok(qmp) => qmp,
         Err(error) => {
@@ -127,7 +127,7 @@ fn recover(args: &Args, story: &mut Story) -> Result<Outcome> {
     }
     let device = device.unwrap_or_else(|| Device::absent(args.bus.as_deref()));
     let socket = device.socket.clone().unwrap_or_else(|| folder.join("vhost.sock"));
-    let command = new_backend(args, &socket)?;
+    let command = new_backend(args, folder, &socket)?;
 
     let limit = Duration::from_secs(args.wait);
     if !taken_out(&device, &mut qmp, limit, story)? {
@@ -150,15 +150,14 @@ fn describe(device: &Device) -> String {
 }
 
 /// The command of a new backend; `None` if one listens already.
-fn new_backend(args: &Args, socket: &Path) -> Result<Option<Vec<String>>> {
+fn new_backend(args: &Args, folder: &Path, socket: &Path) -> Result<Option<Vec<String>>> {
     if guests::is_listening(socket) {
         return Ok(None);
     }
     if !args.backend.is_empty() {
         return Ok(Some(args.backend.clone()));
     }
-    let known = runtime::backend(&guests::folder(&args.guest));
-    known.map(Some).with_context(|| {
+    runtime::backend(folder).map(Some).with_context(|| {
         format!(
             "no backend listens on {}; start one there (systemctl start nvguest@{}.socket), or \
              give its command behind --",

@@ -278,6 +278,27 @@ fn recover_says_what_state_things_are_in_where_it_cannot_help() {
 }
 
 #[test]
+fn recover_looks_for_qemu_beside_the_guest_s_own_sockets() {
+    let (host, other) = (Host::new(), Host::new());
+    let web = host.serve("web");
+    let folder = host.0.path().join("nvguest/web");
+    let admin = folder.join("admin.sock");
+    let output = other.run(&["recover", admin.to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with(&format!("backend   pid {} answers", web.child.id())), "{text}");
+    assert!(text.contains(folder.join("qmp.sock").to_str().unwrap()), "{text}");
+}
+
+#[test]
+fn a_question_about_the_policy_is_answered_for_what_guests_may_do_by_default() {
+    let host = Host::new();
+    let words = ["policy", "explain", "NVC4B7_VIDEO_ENCODER", "--release", "580.142"];
+    assert!(host.says(&words).contains("allowed"), "{}", host.says(&words));
+    let without = [&words[..], &["--capabilities", "utility,graphics"]].concat();
+    assert!(!host.says(&without).contains("allowed"), "{}", host.says(&without));
+}
+
+#[test]
 fn run_prints_the_commands_that_it_would_run() {
     let host = Host::new();
     let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/guest.toml");
