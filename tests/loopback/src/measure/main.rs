@@ -1,5 +1,5 @@
 //! `loopback-measure`: what calls of the driver cost a program, in microseconds. It makes them
-//! through rmprobe's own client, so it runs natively, as a guest without a VM, and in a guest.
+//! through rmprobe's client, so it runs natively, as a guest without a VM, and in a guest.
 //! `nvguest-loopback --bench` runs it in each way; alone it prints a JSON object a line.
 
 mod event;
