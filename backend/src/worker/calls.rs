@@ -74,6 +74,11 @@ const HEAP_FREE: u64 = 3;
 /// `NV01_ROOT`, `NV01_ROOT_NON_PRIV`, `NV01_ROOT_CLIENT` (`cl0000.h`, `cl0001.h`, `cl0041.h`).
 const CLIENT_CLASSES: [u64; 3] = [0x0, 0x1, 0x41];
 
+/// `NV01_EVENT_WITHOUT_EVENT_DATA` of `notifyIndex`, and `data` (`NV0005_ALLOC_PARAMETERS`).
+const WITHOUT_DATA: u32 = 0x1000_0000;
+const NOTIFY_INDEX: u16 = 12;
+const EVENT_FILE: u16 = 16;
+
 /// `NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS`: it stops the card's scheduler for a moment, and
 /// Vulkan hangs without it.
 const DISABLE_CHANNELS: u64 = 0x2080_110b;
@@ -90,6 +95,13 @@ pub(super) fn u32_at(bytes: &[u8], offset: u16) -> u32 {
 
 pub(super) fn u64_at(bytes: &[u8], offset: u16) -> u64 {
     read_uint(bytes, offset, 8).unwrap_or(0)
+}
+
+/// The file that a new event with data is for. Of the classes that a guest may make, only events
+/// have a descriptor there.
+fn receives_data(prepared: &Prepared<'_>) -> Option<u32> {
+    let file = prepared.file_at(1, EVENT_FILE)?;
+    (u32_at(prepared.params()?, NOTIFY_INDEX) & WITHOUT_DATA == 0).then_some(file)
 }
 
 impl Session {
@@ -264,6 +276,11 @@ impl Session {
             }
             escape::MAP_MEMORY if self.placements_full() => return Some(FULL),
             escape::GET_EVENT_DATA => self.watcher().has_data(file),
+            escape::ALLOC => {
+                if let Some(file) = receives_data(prepared).and_then(|handle| self.file(handle)) {
+                    self.watcher().has_data(&file);
+                }
+            }
             escape::DUP_OBJECT if self.duplicates_unseen(argument) => {
                 return Some((Verdict::Limit, status::INSUFFICIENT_PERMISSIONS));
             }

@@ -47,8 +47,8 @@ struct State {
     readiness: Readiness,
     /// When the guest asked last, or was told last.
     since: Option<Instant>,
-    /// The guest takes events with data. One that is there makes no further edge, so the host
-    /// must be asked for it each time, and nothing can be promised.
+    /// There are events with data. One that is there makes no further edge, so the host must be
+    /// asked for it each time, and nothing can be promised.
     has_data: bool,
 }
 
@@ -189,7 +189,7 @@ impl Watcher {
         }
     }
 
-    /// The guest takes events with data from `file`.
+    /// `file` has events with data, from now on.
     pub fn has_data(&self, file: &GuestFile) {
         let mut state = lock(&file.watch.state);
         if !std::mem::replace(&mut state.has_data, true) && state.readiness.withdraw() {

@@ -84,6 +84,20 @@ fn who_takes_events_with_data_is_promised_nothing_any_more() {
 }
 
 #[test]
+fn an_event_with_data_that_nobody_takes_is_told_to_whoever_asks_again() {
+    on_both(|pair, client| {
+        let (file, event) = client.event().unwrap();
+        promised(pair, client, &file, event);
+        let file = client.event_with_data().unwrap();
+        for _ in 0..3 {
+            file.arm().unwrap();
+            let record = pair.guest.mailbox.wait(file.handle, LONG).expect("it is still there");
+            assert_eq!((record.mask.get() & 1, record.more.get()), (1, 0));
+        }
+    });
+}
+
+#[test]
 fn an_event_that_comes_before_arm_is_remembered() {
     on_both(|pair, client| {
         let (file, event) = client.event().unwrap();

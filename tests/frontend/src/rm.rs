@@ -14,6 +14,9 @@ use crate::{Error, File, Mapping, Process, Result};
 /// FIFO event, of finished work, without data.
 const NOTIFY_WORK: u32 = notify::FIFO | notify::NON_STALL | notify::WITHOUT_DATA;
 
+/// `NV2080_CTRL_EVENT_SET_NOTIFICATION_ACTION_REPEAT`
+const REPEAT: u32 = 2;
+
 /// An error if RM's status is not 0: what failed, and the status.
 fn check(what: &'static str, status: u32) -> Result<()> {
     if status == 0 {
@@ -281,6 +284,22 @@ impl Client {
 
     /// A card's file that becomes readable when [`Client::fire`] says so; the event.
     pub fn event(&self) -> Result<(File, u32)> {
+        self.event_of(NOTIFY_WORK)
+    }
+
+    /// A card's file with an event with data, which stays until it is taken.
+    pub fn event_with_data(&self) -> Result<File> {
+        let (file, _) = self.event_of(notify::SOFTWARE)?;
+        let mut params = [notify::SOFTWARE, REPEAT, 0, 0, 0];
+        let bytes = params.as_mut_bytes();
+        let status = self.control(self.subdevice, control::SET_NOTIFICATION, bytes)?;
+        check("EVENT_SET_NOTIFICATION", status)?;
+        let status = self.control(self.subdevice, control::SET_TRIGGER, &mut [])?;
+        check("EVENT_SET_TRIGGER", status)?;
+        Ok(file)
+    }
+
+    fn event_of(&self, notify: u32) -> Result<(File, u32)> {
         let file = self.node()?;
         // CAST: a handle has 31 bits.
         let mut ctl = self.ctl.handle as i32;
@@ -295,7 +314,7 @@ impl Client {
         let mut params = Event {
             source: self.subdevice,
             class: class::OS_EVENT,
-            notify: NOTIFY_WORK,
+            notify,
             data: file.handle.into(),
             ..Event::default()
         };
