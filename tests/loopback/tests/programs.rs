@@ -53,11 +53,11 @@ fn every_check_of_rmprobe_passes_in_a_guest_without_a_vm() {
 
 #[test]
 fn a_check_of_events_that_others_work_hides_is_skipped() {
-    let only = ["--only", "event", "--only", "event-two-files", "--only", "event-data"];
+    let only = ["--only", "event", "--only", "event-two-files", "--only", "event-key"];
     let words = [&[path("examples/busy"), path("rmprobe")][..], &only.map(String::from)].concat();
     let out = must_succeed(&loopback(&[], &words.iter().map(String::as_str).collect::<Vec<_>>()));
     let verdicts: Vec<&str> = out.lines().filter_map(|line| line.split(':').next()).collect();
-    assert_eq!(verdicts, ["skip event", "skip event-two-files", "ok event-data"], "{out}");
+    assert_eq!(verdicts, ["skip event", "skip event-two-files", "ok event-key"], "{out}");
 }
 
 #[test]
