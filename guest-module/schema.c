@@ -9,6 +9,7 @@
 #include "schema.h"
 
 #define NVG_PAD(len)	ALIGN((u32)(len), 8)
+#define NVG_PAGE	4096u	/* the host's, and ours */
 
 static u64 nvg_read_uint(const u8 *p, u8 width)
 {
@@ -58,6 +59,8 @@ static bool nvg_rule_sound(const struct nvg_rules *rules,
 	case NVG_RULE_FD:
 		return !(rule->flags & ~none) && !rule->nsubs &&
 		       (rule->fd_width == 4 || rule->fd_width == 8);
+	case NVG_RULE_PAGES:
+		return !rule->flags && !rule->nsubs && rule->count_width == 8;
 	default:
 		return false;
 	}
@@ -77,7 +80,7 @@ static bool nvg_rules_nest(const struct nvg_rules *rules, __le32 first,
 	for (i = 0; i < le32_to_cpu(count); i++, rule++) {
 		sub = rules->rules + le32_to_cpu(rule->first_sub);
 		for (j = 0; j < le32_to_cpu(rule->nsubs); j++, sub++)
-			if (sub->nsubs)
+			if (sub->nsubs || sub->op == NVG_RULE_PAGES)
 				return false;
 	}
 	return true;
@@ -375,6 +378,65 @@ static int nvg_gather_buffer(struct nvg_gather *g, const u8 *block, u32 len,
 	return 1;
 }
 
+/*
+ * Memory of the caller that the call registers. Whatever is wrong with it, the
+ * call goes on: the backend answers as the driver would.
+ */
+static int nvg_gather_pages(struct nvg_gather *g, const u8 *block, u32 len,
+			    const struct nvg_schema_rule *rule)
+{
+	u32 offset = le16_to_cpu(rule->offset);
+	u32 count_off = le16_to_cpu(rule->count_off);
+	u32 max = le32_to_cpu(rule->max);
+	struct nvg_pinned pinned = {};
+	struct nvg_pages head = {};
+	struct nvg_segment *seg;
+	u64 user, bytes;
+	u32 npages = 0;
+	int ret;
+
+	if (!nvg_in_block(offset, 8, len) || !nvg_in_block(count_off, 8, len))
+		return 0;
+	if (!g->ops->pin ||
+	    g->nsegs == min_t(u32, NVG_MAX_SEGS, g->max_segments) ||
+	    g->max_response - g->reply_len < sizeof(head))
+		return -EINVAL;
+
+	user = get_unaligned_le64(block + offset);
+	bytes = get_unaligned_le64(block + count_off) + le32_to_cpu(rule->add);
+	if (!(user % NVG_PAGE) && bytes && (bytes - 1) / NVG_PAGE < max)
+		npages = (bytes - 1) / NVG_PAGE + 1;
+	ret = g->ops->pin(g, user, npages, &pinned);
+	if (!pinned.registration)
+		return ret ?: -EINVAL;
+	if (!ret && !npages)
+		ret = -EINVAL;
+
+	seg = &g->segs[g->nsegs];
+	seg->len = sizeof(head);
+	if (!ret && pinned.nruns <= U32_MAX / 2 / sizeof(*pinned.runs))
+		seg->len += pinned.nruns * sizeof(*pinned.runs);
+	if (nvg_append(g, seg->len, &seg->at)) {
+		/* In too many pieces for a message. */
+		ret = -ENOMEM;
+		seg->len = sizeof(head);
+		if (nvg_append(g, seg->len, &seg->at))
+			return ret;
+	}
+	head.registration = cpu_to_le32(pinned.registration);
+	head.error = cpu_to_le32(-ret);
+	memcpy(g->buf + seg->at, &head, sizeof(head));
+	if (seg->len > sizeof(head))
+		memcpy(g->buf + seg->at + sizeof(head), pinned.runs,
+		       seg->len - sizeof(head));
+	seg->user = user;
+	seg->flags = NVG_RULE_OUT;
+	seg->pages = true;
+	g->reply_len += sizeof(head);
+	g->nsegs++;
+	return 0;
+}
+
 /* What a gathered segment reaches itself, if the driver reads it. */
 static int nvg_gather_subs(struct nvg_gather *g,
 			   const struct nvg_schema_rule *rule)
@@ -411,6 +473,9 @@ static int nvg_gather_rules(struct nvg_gather *g,
 		if (rule->op == NVG_RULE_FD)
 			ret = nvg_gather_fd(g, 0, g->buf + g->arg_at,
 					    g->arg_len, rule);
+		else if (rule->op == NVG_RULE_PAGES)
+			ret = nvg_gather_pages(g, g->buf + g->arg_at,
+					       g->arg_len, rule);
 		else
 			ret = nvg_gather_buffer(g, g->buf + g->arg_at,
 						g->arg_len, rule);
@@ -552,7 +617,9 @@ static int nvg_copy_out(struct nvg_gather *g, const u8 *reply, u32 len)
 	at += NVG_PAD(g->arg_len);
 	for (i = 0; i < g->nsegs && at < len && !ret; i++) {
 		seg = &g->segs[i];
-		if (!(seg->flags & NVG_RULE_OUT))
+		if (seg->pages)
+			at += sizeof(struct nvg_pages);
+		if (!(seg->flags & NVG_RULE_OUT) || seg->pages)
 			continue;
 		ret = g->ops->write(g, seg->user, reply + at, seg->len);
 		at += NVG_PAD(seg->len);

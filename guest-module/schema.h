@@ -40,6 +40,13 @@ struct nvg_rules {
 
 struct nvg_gather;
 
+/* Memory of the caller that stays where it is, as guest-physical pages. */
+struct nvg_pinned {
+	u32 registration;
+	u32 nruns;
+	const struct nvg_run *runs;
+};
+
 struct nvg_gather_ops {
 	/* Copies from the caller's memory; -EFAULT. */
 	int (*read)(struct nvg_gather *g, void *to, u64 from, u32 len);
@@ -49,6 +56,13 @@ struct nvg_gather_ops {
 	int (*grow)(struct nvg_gather *g, u32 size);
 	/* The wire file that @fd names; -EBADF if it is none of ours. */
 	int (*file)(struct nvg_gather *g, int fd, u32 *file);
+	/*
+	 * Gives memory a registration and pins it: all of @npages pages from
+	 * @user on, or an error that is told to the backend. 0: the memory is
+	 * not what a driver would take, and only numbered.
+	 */
+	int (*pin)(struct nvg_gather *g, u64 user, u32 npages,
+		   struct nvg_pinned *pinned);
 };
 
 struct nvg_segment {
@@ -56,6 +70,7 @@ struct nvg_segment {
 	u32 len;
 	u32 at;		/* in the buffer, if it is sent */
 	u8 flags;	/* NVG_RULE_IN, NVG_RULE_OUT */
+	bool pages;	/* not the caller's bytes: nothing is written back */
 };
 
 /* One call on its way: filled by nvg_gather_call(). */

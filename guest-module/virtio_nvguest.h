@@ -140,11 +140,32 @@ struct nvg_open_resp {
 #define NVG_FILE_NUMBER(file)	((file) & 0xffffU)
 
 /*
+ * Memory of the caller's own that a call registers: a segment of its own kind.
+ * It lists runs of guest-physical pages and comes back as its head alone. The
+ * guest unpins them when a reply does not bring it back held, or when
+ * RELEASED comes for a registration that is, which may be before the reply.
+ */
+struct nvg_pages {
+	__le32 registration;	/* 1 to MAX_REGISTRATIONS, none that is in use */
+	__le32 error;		/* no runs follow: the errno that pinning gave */
+	__le32 held;		/* in a reply: 1 if the host has them now */
+	__le32 reserved;
+};
+
+/* Whole pages; the first run begins with the page at the caller's address. */
+struct nvg_run {
+	__le64 address;
+	__le64 length;
+};
+
+#define NVG_MAX_REGISTRATIONS	4096	/* of a guest, at a time */
+
+/*
  * IOCTL. After the header, in this order, each padded to 8 bytes:
  *   __le32 seg_len[nsegs]      one for each buffer the rules reach, depth first
  *   struct nvg_fd fds[nfds]    one for each descriptor the rules reach
  *   the argument               arg_len bytes as the caller passed them
- *   each IN segment's bytes
+ *   each IN segment's bytes; of pages, struct nvg_pages and its runs
  * A null pointer makes no segment. The reply, after its header: the argument,
  * then each OUT segment's bytes, each padded to 8.
  */
@@ -217,6 +238,7 @@ struct nvg_clock_resp {
 enum nvg_event_kind {
 	NVG_EVENT_READY	= 1,	/* mask: poll bits that turned up */
 	NVG_EVENT_LOST	= 2,	/* file, or all of a worker: fail with ENODEV */
+	NVG_EVENT_RELEASED = 3,	/* worker << 16 | registration: unpin it */
 };
 
 struct nvg_event {
@@ -302,6 +324,7 @@ struct nvg_schema_case {
 enum nvg_rule_op {
 	NVG_RULE_BUFFER	= 1,
 	NVG_RULE_FD	= 2,
+	NVG_RULE_PAGES	= 3,
 };
 
 #define NVG_RULE_IN		(1U << 0)	/* BUFFER: read from the caller */
@@ -314,6 +337,8 @@ enum nvg_rule_op {
 /*
  * Length of a BUFFER = field at count_off (count_width bytes, unsigned) * elem
  * + add; over max the call fails with EINVAL. Without count_off: add alone.
+ * PAGES registers field at count_off + add bytes of the caller's memory, max
+ * pages of it at most. What is wrong with them is told in the segment.
  */
 struct nvg_schema_rule {
 	__u8 op;

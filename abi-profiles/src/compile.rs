@@ -1,10 +1,10 @@
 //! Profile and policy into what a worker needs: rules, sizes, verdicts.
 
-use crate::compiled::{ClassEntry, Compiled, ControlEntry, EscapeEntry, ANY_SIZE};
+use crate::compiled::{ClassEntry, Compiled, ControlEntry, EscapeEntry, Verdict, ANY_SIZE};
 use crate::policy::Policy;
 use crate::profile::{Direction, File, Params, Pointer, Profile};
 use crate::rules::{
-    ioctl_flags, rule_flags, Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD,
+    ioctl_flags, rule_flags, Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD, OP_PAGES,
 };
 use crate::FileKind;
 
@@ -16,6 +16,29 @@ const UNBOUNDED_MAX: u32 = 16 << 20;
 /// are the names.
 const CONTROL_POINTER: (&str, &str) = ("params", "paramsSize");
 const ALLOC_POINTER: &str = "pAllocParms";
+/// Pages that one call registers at most: 4 GiB.
+const MAX_PAGES: u32 = 1 << 20;
+/// The calls that register memory: by class and by function of the heap.
+const REGISTERING: [Registering; 2] = [
+    Registering {
+        escape: "NV_ESC_RM_ALLOC_MEMORY",
+        layout: "nv_ioctl_nvos02_parameters_with_fd",
+        select: "params.hClass",
+        key: OS_DESCRIPTOR,
+        address: "params.pMemory",
+        limit: "params.limit",
+    },
+    Registering {
+        escape: "NV_ESC_RM_VID_HEAP_CONTROL",
+        layout: "NVOS32_PARAMETERS",
+        select: "function",
+        key: 27,
+        address: "data.AllocOsDesc.descriptor",
+        limit: "data.AllocOsDesc.limit",
+    },
+];
+/// `NV01_MEMORY_SYSTEM_OS_DESCRIPTOR`
+const OS_DESCRIPTOR: u32 = 0x71;
 /// The one ioctl of nvidia-modeset: `_IOWR('m', 0, struct NvKmsIoctlParams)`.
 const NVKMS_IOCTL: u32 = 0xc010_6d00;
 /// `{u32 cmd, u32 size, u64 address}`.
@@ -23,6 +46,18 @@ const NVKMS_SIZE: u32 = 16;
 
 /// A rule and the rules for what it gathers.
 type Reach = (Rule, Vec<Rule>);
+
+/// Where an escape says that it registers memory, and which.
+struct Registering {
+    escape: &'static str,
+    layout: &'static str,
+    /// The field that holds `key` then.
+    select: &'static str,
+    key: u32,
+    address: &'static str,
+    /// Bytes less one.
+    limit: &'static str,
+}
 
 impl Profile {
     /// What a worker of a guest with these capabilities needs to know.
@@ -100,18 +135,27 @@ impl Compiler<'_> {
         for (key, escape) in &self.profile.escapes {
             let name = key.split('/').next().unwrap_or(key);
             let own = reaches(&escape.pointers, &escape.files);
-            let (own, cases) = match escape.select {
+            let registering = self.registering(name);
+            let (own, mut cases) = match escape.select {
                 Some(_) if escape.layout.starts_with("NVOS54") => self.control_rules(own),
                 Some(_) if name == "NV_ESC_RM_ALLOC" => self.alloc_rules(&escape.layout, own),
                 Some(_) => (own, self.refused_functions(name)),
                 None => (own, Vec::new()),
             };
+            let mut select = escape.select.unwrap_or(NO_OFFSET);
+            if let Some(registering) = registering {
+                select = self.field(registering.layout, registering.select).0;
+                let mut rules = vec![(self.pages(registering), Vec::new())];
+                rules.extend(own.iter().cloned());
+                cases.push((registering.key, rules));
+                cases.sort_by_key(|(key, _)| *key);
+            }
             let flags =
                 ioctl_flags::BY_NR | if escape.indirect { ioctl_flags::INDIRECT } else { 0 };
             let size = if escape.array { 0 } else { escape.size };
             let mut ioctl = self.ioctl(own, cases);
             ioctl.flags = flags;
-            ioctl.select = escape.select.unwrap_or(NO_OFFSET).into();
+            ioctl.select = select.into();
             ioctl.nr = escape.nr.into();
             ioctl.size = size.into();
             for kind in [FileKind::Ctl, FileKind::Gpu] {
@@ -219,13 +263,31 @@ impl Compiler<'_> {
 
     /// Cases of functions that the policy refuses: a buffer that no call can satisfy.
     fn refused_functions(&self, escape: &str) -> Vec<(u32, Vec<Reach>)> {
-        let functions = self.policy.refused_functions(escape);
+        let functions = self.policy.refused_functions(escape, self.capabilities);
         let never = |at| {
             let mut rule = buffer(at, 0);
             rule.add = 1.into();
             rule
         };
         functions.into_iter().map(|function| (function, vec![(never(0), Vec::new())])).collect()
+    }
+
+    /// How the escape registers memory, if this guest may.
+    fn registering(&self, escape: &str) -> Option<&'static Registering> {
+        let class = self.profile.classes.get(&OS_DESCRIPTOR)?;
+        let allowed = self.policy.class(class, self.capabilities).0 == Verdict::Allow;
+        REGISTERING.iter().find(|known| allowed && known.escape == escape)
+    }
+
+    fn pages(&self, registering: &Registering) -> Rule {
+        let (limit, width) = self.field(registering.layout, registering.limit);
+        let mut rule = buffer(self.field(registering.layout, registering.address).0, 0);
+        rule.op = OP_PAGES;
+        rule.count_off = limit.into();
+        rule.count_width = width;
+        rule.add = 1.into();
+        rule.max = MAX_PAGES.into();
+        rule
     }
 
     fn params(&self, layout: &str, field: &str) -> Rule {

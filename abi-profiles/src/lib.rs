@@ -80,12 +80,16 @@ pub mod status {
     pub const INSUFFICIENT_RESOURCES: u32 = 0x1a;
     /// `NV_ERR_INSUFFICIENT_PERMISSIONS`
     pub const INSUFFICIENT_PERMISSIONS: u32 = 0x1b;
+    /// `NV_ERR_INVALID_ADDRESS`
+    pub const INVALID_ADDRESS: u32 = 0x1e;
     /// `NV_ERR_INVALID_ARGUMENT`
     pub const INVALID_ARGUMENT: u32 = 0x1f;
     /// `NV_ERR_INVALID_CLASS`
     pub const INVALID_CLASS: u32 = 0x22;
     /// `NV_ERR_INVALID_CLIENT`
     pub const INVALID_CLIENT: u32 = 0x23;
+    /// `NV_ERR_INVALID_LIMIT`
+    pub const INVALID_LIMIT: u32 = 0x2e;
     /// `NV_ERR_INVALID_OBJECT_HANDLE`
     pub const INVALID_OBJECT_HANDLE: u32 = 0x33;
     /// `NV_ERR_NO_MEMORY`

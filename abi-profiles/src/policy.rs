@@ -59,6 +59,8 @@ struct Need {
     classes: Vec<Pattern>,
     #[serde(default)]
     uvm: Vec<Pattern>,
+    #[serde(default)]
+    functions: Vec<Function>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -169,9 +171,15 @@ impl Policy {
         self.ruling(name, u32::MAX, (|r| &r.escapes, |_| &[]))
     }
 
-    /// Functions of an escape that are refused whatever else the escape allows.
-    pub fn refused_functions(&self, escape: &str) -> Vec<u32> {
-        let functions = self.refuse.iter().flat_map(|refusal| &refusal.functions);
+    /// Functions of an escape that a guest with these capabilities is refused, whatever else
+    /// the escape allows.
+    pub fn refused_functions(&self, escape: &str, capabilities: u32) -> Vec<u32> {
+        let refused = self.refuse.iter().flat_map(|refusal| &refusal.functions);
+        let closed = self
+            .need
+            .iter()
+            .filter(|entry| need(&entry.any, capabilities, &entry.why).0 != Verdict::Allow);
+        let functions = refused.chain(closed.flat_map(|entry| &entry.functions));
         let mut numbers: Vec<u32> =
             functions.filter(|f| f.escape == escape).map(|f| f.number).collect();
         numbers.sort_unstable();

@@ -44,6 +44,10 @@ pub mod rule_flags {
 pub const OP_BUFFER: u8 = 1;
 /// [`Rule::op`] of a file descriptor.
 pub const OP_FD: u8 = 2;
+/// [`Rule::op`] of memory that the caller registers: its pages, not its bytes.
+pub const OP_PAGES: u8 = 3;
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 
 /// Head of the schema.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -103,13 +107,13 @@ pub struct Case {
     pub nrules: U32,
 }
 
-/// One thing a block reaches: a buffer or a file.
+/// One thing a block reaches: a buffer, a file or the caller's pages.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Rule {
-    /// [`OP_BUFFER`] or [`OP_FD`].
+    /// [`OP_BUFFER`], [`OP_FD`] or [`OP_PAGES`].
     pub op: u8,
     /// [`rule_flags`].
     pub flags: u8,
@@ -125,7 +129,7 @@ pub struct Rule {
     pub elem: U32,
     /// See [`Rule::elem`].
     pub add: U32,
-    /// The longest length that RM itself would take.
+    /// The longest length that RM itself would take; of [`OP_PAGES`], in pages.
     pub max: U32,
     /// Where the rules for the gathered block begin.
     pub first_sub: U32,
@@ -154,9 +158,16 @@ impl Rule {
         u32::try_from(length).ok().filter(|&length| length <= self.max.get())
     }
 
+    /// Bytes that a rule of [`OP_PAGES`] registers from its address on; 0 stands for 2^64.
+    /// `None` where the count lies outside the block.
+    pub fn registers(&self, block: &[u8]) -> Option<u64> {
+        let count = read_uint(block, self.count_off.get(), self.count_width)?;
+        Some(count.wrapping_add(self.add.get().into()))
+    }
+
     /// The pointer, or the descriptor zero-extended, that this rule reads from `block`.
     pub fn value(&self, block: &[u8]) -> Option<u64> {
-        let width = if self.op == OP_BUFFER { 8 } else { self.fd_width };
+        let width = if self.op == OP_FD { self.fd_width } else { 8 };
         read_uint(block, self.offset.get(), width)
     }
 }

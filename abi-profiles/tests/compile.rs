@@ -3,7 +3,9 @@
 use nvguest_abi::compiled::{Compiled, Verdict};
 use nvguest_abi::explain::{capabilities, explain, is_opaque};
 use nvguest_abi::policy::Policy;
-use nvguest_abi::rules::{ioctl_flags, rule_flags, Ioctl, Rule, NO_OFFSET, OP_BUFFER, OP_FD};
+use nvguest_abi::rules::{
+    ioctl_flags, rule_flags, Ioctl, Rule, NO_OFFSET, OP_BUFFER, OP_FD, OP_PAGES,
+};
 use nvguest_abi::store::Store;
 use nvguest_abi::{Capability, FileKind};
 use proptest::prelude::*;
@@ -113,6 +115,24 @@ fn a_heap_call_that_hands_over_an_address_can_be_satisfied_by_no_segment() {
 }
 
 #[test]
+fn memory_is_registered_by_class_and_by_function_of_a_guest_that_may() {
+    let may = compiled(Capability::Compute as u32);
+    let heap = argument(184, &[(8, 27), (0x48, 0xffff)]);
+    let [pages] = rules(&may, 0xc0b8_464a, &heap)[..] else { panic!("one rule") };
+    assert_eq!(
+        (pages.op, pages.offset.get(), pages.registers(&heap)),
+        (OP_PAGES, 0x40, Some(65536))
+    );
+    let memory = argument(56, &[(0xc, 0x71), (0x20, u32::MAX), (0x24, u32::MAX)]);
+    let [pages, file] = rules(&may, 0xc038_4627, &memory)[..] else { panic!("two rules") };
+    assert_eq!((pages.op, pages.offset.get(), pages.registers(&memory)), (OP_PAGES, 0x18, Some(0)));
+    assert_eq!((file.op, file.offset.get()), (OP_FD, 0x30));
+    let other = argument(56, &[(0xc, 0x3e)]);
+    let [file] = rules(&may, 0xc038_4627, &other)[..] else { panic!("one rule") };
+    assert_eq!(file.op, OP_FD);
+}
+
+#[test]
 fn arrays_take_any_number_and_the_indirect_call_says_that_it_is_one() {
     let compiled = compiled(0);
     let cards = ioctl(&compiled, FileKind::Ctl, 0xc900_46c8, 2304);
@@ -149,7 +169,7 @@ fn verdicts_say_which_of_the_reasons_it_is() {
     assert!(compiled.control(0x2080_abcd).is_none());
     let class = |class| Verdict::from_number(compiled.class(class).unwrap().verdict);
     assert_eq!(class(0x3f), Verdict::Allow);
-    assert_eq!(class(0x71), Verdict::Overlay);
+    assert_eq!(class(0x71), Verdict::Capability);
     for refused in [0x78, 0x7e, 0x81, 0x82, 0x83, 0x92, 0x9010, 0xf1, 0xf9, 0xfd] {
         assert_ne!(class(refused), Verdict::Allow, "{refused:#x}");
     }

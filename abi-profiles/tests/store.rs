@@ -237,6 +237,12 @@ fn every_release_has_the_fields_that_rules_are_made_from() {
             ("NVOS54_PARAMETERS", "paramsSize"),
             ("NVOS21_PARAMETERS", "pAllocParms"),
             ("NVOS64_PARAMETERS", "pAllocParms"),
+            ("NVOS32_PARAMETERS", "function"),
+            ("NVOS32_PARAMETERS", "data.AllocOsDesc.descriptor"),
+            ("NVOS32_PARAMETERS", "data.AllocOsDesc.limit"),
+            ("nv_ioctl_nvos02_parameters_with_fd", "params.hClass"),
+            ("nv_ioctl_nvos02_parameters_with_fd", "params.pMemory"),
+            ("nv_ioctl_nvos02_parameters_with_fd", "params.limit"),
         ] {
             assert!(profile.structs[layout].field(path).is_some(), "{release}: {layout}.{path}");
         }

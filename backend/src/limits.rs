@@ -28,6 +28,8 @@ pub enum Resource {
     Window,
     /// Bytes of the arena; beyond them memory costs placements.
     Arena,
+    /// Bytes of its own memory that RM has, pinned.
+    Registered,
     /// Lines of log a second.
     Lines,
     /// `FIFO_DISABLE_CHANNELS` a second: each stops the card's scheduler for a moment.
@@ -51,7 +53,7 @@ const fn row(resource: Resource, key: &'static str, guest: u64, process: u64) ->
 }
 
 /// How many resources there are.
-pub const COUNT: usize = 10;
+pub const COUNT: usize = 11;
 
 /// What holds where the admin says nothing. In the order of [`Resource`].
 pub const TABLE: [Row; COUNT] = [
@@ -63,6 +65,7 @@ pub const TABLE: [Row; COUNT] = [
     row(Resource::Placements, "placements", 256, 256),
     row(Resource::Window, "window", 1 << 40, 1 << 40),
     row(Resource::Arena, "arena", 1 << 40, 2 << 30),
+    row(Resource::Registered, "registered", 16 << 30, 16 << 30),
     row(Resource::Lines, "lines", 10, 10),
     row(Resource::Disables, "disables", 200, 50),
 ];
@@ -161,6 +164,7 @@ pub fn effect(resource: Resource) -> &'static str {
     match resource {
         Resource::Files | Resource::Requests | Resource::Bytes => "at once",
         Resource::Clients | Resource::Objects | Resource::Window => "at once",
+        Resource::Registered => "at once",
         // A worker is told its share when it starts; the window itself is asked each time.
         Resource::Placements => "at once if lower, else for processes that start later",
         Resource::Lines | Resource::Disables => "for processes that start later",

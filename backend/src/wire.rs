@@ -26,6 +26,8 @@ pub const MAX_REQUEST: u32 = 1 << 20;
 pub const MAX_RESPONSE: u32 = 1 << 20;
 /// Buffers that one call reaches, beside its argument.
 pub const MAX_SEGMENTS: u32 = 7;
+/// Registrations of a guest at a time, and the highest number of one.
+pub const MAX_REGISTRATIONS: u32 = 4096;
 
 macro_rules! wire {
     ($($(#[$meta:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => { $(
@@ -120,6 +122,18 @@ wire! {
     struct IoctlResp {
         ret: U32,
         arg_len: U32,
+    }
+
+    struct Pages {
+        registration: U32,
+        error: U32,
+        held: U32,
+        reserved: U32,
+    }
+
+    struct Run {
+        address: U64,
+        length: U64,
     }
 
     struct MapReq {
@@ -240,6 +254,7 @@ pub enum Cache {
 
 pub const EVENT_READY: u32 = 1;
 pub const EVENT_LOST: u32 = 2;
+pub const EVENT_RELEASED: u32 = 3;
 
 pub const NODE_CDEV: u16 = 1;
 pub const NODE_PROC: u16 = 2;

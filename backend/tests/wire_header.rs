@@ -7,7 +7,7 @@ use std::process::Command;
 
 use vhost_user_nvguest::wire::{
     Caller, ClockResp, Config, Event, FdRecord, HelloReq, HelloResp, IoctlReq, IoctlResp, MapReq,
-    MapResp, NodeHeader, OpenReq, OpenResp, ReadReq, ReqHeader, RespHeader, UnmapReq,
+    MapResp, NodeHeader, OpenReq, OpenResp, Pages, ReadReq, ReqHeader, RespHeader, Run, UnmapReq,
 };
 
 /// One number of the C header and what the Rust side has for it.
@@ -53,6 +53,8 @@ fn claims() -> Vec<Claim> {
         "nvg_ioctl", IoctlReq, ask, [cmd, arg_len, nsegs, nfds, reserved];
         "nvg_fd", FdRecord, 0, [segment, offset, file];
         "nvg_ioctl_resp", IoctlResp, answer, [ret, arg_len];
+        "nvg_pages", Pages, 0, [registration, error, held, reserved];
+        "nvg_run", Run, 0, [address, length];
         "nvg_map", MapReq, ask, [offset, length, prot, reserved];
         "nvg_map_resp", MapResp, answer, [window_offset, length, placement, cache, flags, reserved];
         "nvg_unmap", UnmapReq, ask, [placement, reserved];

@@ -80,11 +80,31 @@ static inline int caller_file(struct nvg_gather *g, int fd, u32 *file)
 	return 0;
 }
 
+/* Pages lie in pairs, each pair at twice the address; none is beyond the memory. */
+static inline int caller_pin(struct nvg_gather *g, u64 user, u32 npages,
+			     struct nvg_pinned *pinned)
+{
+	static struct nvg_run runs[16];
+	u32 i;
+
+	pinned->registration = 7;
+	if (npages > 16 || (npages && !caller_at(g, user, npages * 4096)))
+		return -EFAULT;
+	for (i = 0; i < npages; i += 2) {
+		runs[i / 2].address = cpu_to_le64(2 * (user + i * 4096));
+		runs[i / 2].length = cpu_to_le64(npages - i > 1 ? 8192 : 4096);
+	}
+	pinned->nruns = (npages + 1) / 2;
+	pinned->runs = runs;
+	return 0;
+}
+
 static const struct nvg_gather_ops caller_ops = {
 	.read = caller_read,
 	.write = caller_write,
 	.grow = caller_grow,
 	.file = caller_file,
+	.pin = caller_pin,
 };
 
 static inline void caller_init(struct caller *c, const struct nvg_rules *rules)

@@ -297,12 +297,15 @@ impl Listener {
                 let _ = asker.tell(Kind::Fetched, out);
             }
             Kind::Event => {
-                let [_, file, mask, more] = message.words;
+                let [event, file, mask, more] = message.words;
                 let file = u32::try_from(file).unwrap_or(0);
+                let known = [wire::EVENT_READY, wire::EVENT_RELEASED];
+                let event = known.into_iter().find(|&kind| u64::from(kind) == event);
+                let event = event.ok_or(message.kind)?;
                 if wire::file_worker(file) == worker.number {
                     // CAST: poll's bits are few, and so is what is promised.
                     let (mask, more) = (mask as u32 & 0xffff, more as u32);
-                    broker.control.event(wire::EVENT_READY, file, mask, more);
+                    broker.control.event(event, file, mask, more);
                 }
             }
             Kind::Hold => {
@@ -315,6 +318,7 @@ impl Listener {
                 worker.answer(Kind::Held, message.tag, granted.map(drop), more);
             }
             Kind::Charge => self.charge(&message),
+            Kind::Memory => worker.tell_memory(broker, message.tag),
             Kind::Credit => broker.video.credit(worker.number, message.words[0]),
             Kind::Sliced => {
                 broker.slice_was_refused(u32::try_from(message.words[0]).unwrap_or(u32::MAX));
@@ -422,6 +426,18 @@ impl Worker {
     /// Whether an answer of this worker is awaited.
     fn is_asked(&self) -> bool {
         !lock(&self.pending).is_empty() || !lock(&self.fetching).is_empty()
+    }
+
+    /// Tells it which is the guest's memory.
+    fn tell_memory(&self, broker: &Broker, tag: u64) {
+        let shared = broker.device().share_memory();
+        let (regions, files) = match shared {
+            Ok(shared) => shared,
+            Err(error) => return self.answer(Kind::Regions, tag, Err(error.into()), [0; 2]),
+        };
+        let fds: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let out = Outgoing { tag, payload: regions.as_bytes(), fds: &fds, ..Outgoing::default() };
+        let _ = self.tell(Kind::Regions, out);
     }
 
     /// Hands over a slot's queues.

@@ -17,12 +17,14 @@
 //! - [`prepare`](mod@prepare): gather, a request into a call
 //! - [`reply`]: scatter, the results into a reply
 //! - [`register`], [`control`]: calls that are not the guest's
-//! - [`scratch`]: the memory, and the only `unsafe`
+//! - [`pages`]: memory that the guest's program registers
+//! - [`scratch`]: the memory of all other calls. These two have the room's `unsafe`
 
 #[forbid(unsafe_code)]
 mod bounded;
 #[forbid(unsafe_code)]
 pub mod control;
+pub mod pages;
 #[forbid(unsafe_code)]
 mod plan;
 #[forbid(unsafe_code)]

@@ -1,10 +1,13 @@
 //! The walk: what a call reaches by the profile's rules, found from the bytes that
 //! arrived, and compared with what the guest says it gathered.
 
-use nvguest_abi::rules::{read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD};
+use nvguest_abi::rules::{
+    read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD, OP_PAGES,
+};
 use nvguest_abi::FileKind;
 
 use super::bounded::Bounded;
+use super::pages::Offer;
 use super::request::{split_padded, Call, MAX_FDS};
 use super::rm;
 use crate::wire;
@@ -63,6 +66,8 @@ pub struct Plan<'a> {
     pub argument: &'a [u8],
     pub segments: Bounded<Segment<'a>, MAX_SEGMENTS>,
     pub descriptors: Bounded<Descriptor, MAX_FDS>,
+    /// Memory that the call registers, and the segment that lists it.
+    pub pages: Option<(u16, Offer)>,
     /// Pointers and addresses that lead to no segment: segment and offset.
     pub unused: Bounded<(u16, u16), MAX_UNUSED>,
 }
@@ -80,6 +85,7 @@ impl<'a> Plan<'a> {
             argument: call.argument,
             segments: Bounded::default(),
             descriptors: Bounded::default(),
+            pages: None,
             unused: Bounded::default(),
         };
         let mut walk = Walk { call, data: call.data, plan };
@@ -141,6 +147,7 @@ impl<'a> Walk<'_, 'a> {
         match rule.op {
             OP_BUFFER => self.buffer(segment, block, rule),
             OP_FD => self.descriptor(segment, block, rule).map(|()| 0),
+            OP_PAGES => self.pages(segment, block, rule),
             _ => None,
         }
     }
@@ -169,6 +176,21 @@ impl<'a> Walk<'_, 'a> {
         }
         self.plan.segments.push(Segment { parent, offset, length, flags: rule.flags, bytes })?;
         u16::try_from(self.plan.segments.len()).ok()
+    }
+
+    /// Memory that the caller registers. Of its segment the head alone comes back.
+    fn pages(&mut self, parent: u16, block: &[u8], rule: &Rule) -> Option<u16> {
+        let (address, bytes) = (rule.value(block)?, rule.registers(block)?);
+        let length = self.call.lengths.get(self.plan.segments.len())?.get();
+        let (list, rest) = split_padded(self.data, usize::try_from(length).ok()?).ok()?;
+        let (head, offer) = Offer::parse(list, address, bytes, rule.max.get())?;
+        self.data = rest;
+        let (offset, flags) = (rule.offset.get(), rule_flags::OUT);
+        // CAST: a struct of the wire.
+        let length = head.len() as u32;
+        self.plan.segments.push(Segment { parent, offset, length, flags, bytes: head })?;
+        let number = u16::try_from(self.plan.segments.len()).ok()?;
+        self.plan.pages.replace((number, offer)).is_none().then_some(0)
     }
 
     fn descriptor(&mut self, segment: u16, block: &[u8], rule: &Rule) -> Option<()> {

@@ -1,10 +1,14 @@
 //! Gather: a request becomes a host argument in scratch memory.
 
+use std::sync::Arc;
+
 use nvguest_abi::compiled::{Compiled, Verdict};
 use nvguest_abi::rules::{ioctl_flags, Ioctl, NO_OFFSET};
 use nvguest_abi::FileKind;
+use zerocopy::FromBytes;
 
 use super::bounded::Bounded;
+use super::pages::{Offer, SideBySide};
 use super::plan::{Descriptor, Plan, Segment, MAX_SEGMENTS};
 use super::request::{Call, MAX_FDS};
 use super::scratch::{BlockId, Frame, Scratch};
@@ -112,6 +116,8 @@ pub struct Prepared<'s> {
     host_cmd: u32,
     params: Option<BlockId>,
     registered: Option<u16>,
+    /// Memory that the call registers, and the segment that tells the guest what became of it.
+    pages: Option<(u16, Offer)>,
 }
 
 /// Builds the host call for a request on a file of `kind`, or says why not.
@@ -140,6 +146,7 @@ pub fn prepare<'s>(
     prepared.nr = nr;
     prepared.host_cmd = host_cmd;
     prepared.aim(&plan, &numbers).map_err(|_| refuse_call(Verdict::Shape))?;
+    prepared.pages = plan.pages;
     if prepared.reply_len() > wire::MAX_RESPONSE as usize {
         return Err(limit(Errno::EMSGSIZE));
     }
@@ -229,6 +236,7 @@ fn build<'s>(
         host_cmd: 0,
         params,
         registered: None,
+        pages: None,
     })
 }
 
@@ -247,8 +255,13 @@ impl Prepared<'_> {
     /// Aims every pointer at a block and every descriptor at a file, and remembers
     /// what the caller had there.
     fn aim(&mut self, plan: &Plan<'_>, numbers: &[u64]) -> Result<(), Errno> {
+        let listing = plan.pages.as_ref().map(|(number, _)| usize::from(*number));
         for (index, segment) in plan.segments.iter().enumerate() {
             let parent = self.replace(segment.parent, segment.offset, 8, 0)?;
+            if listing == Some(index + 1) {
+                // The pointer is to no block: the session has the memory, and puts it there.
+                continue;
+            }
             if let Some(block) = self.parts.get(index).and_then(|part| part.block) {
                 self.frame.point(parent, usize::from(segment.offset), block)?;
             }
@@ -328,6 +341,11 @@ impl Prepared<'_> {
         self.params.map(|block| self.frame.bytes_mut(block))
     }
 
+    /// All buffers that the call reaches.
+    pub fn buffers(&self) -> impl Iterator<Item = &[u8]> + '_ {
+        self.parts.iter().filter_map(|part| part.block).map(|block| self.frame.bytes(block))
+    }
+
     /// The buffer that the pointer at `offset` of `segment` leads to: 0 is the argument, 1 the
     /// parameters, which are the only buffer of a control's argument.
     pub fn behind(&self, segment: u16, offset: u16) -> Option<&[u8]> {
@@ -348,10 +366,30 @@ impl Prepared<'_> {
         self.descriptors.iter().find(here).map(|fd| fd.file).filter(|&file| file != 0)
     }
 
-    /// Where the argument wants the address of memory that the caller registers:
-    /// null until the session writes one of the worker's own there.
+    /// Where the argument wants the address of memory that the caller registers: null until
+    /// [`Prepared::register`].
     pub fn registered(&self) -> Option<u16> {
         self.registered
+    }
+
+    /// The memory that the caller registers, as the guest describes it.
+    pub fn offer(&self) -> Option<&Offer> {
+        self.pages.as_ref().map(|(_, offer)| offer)
+    }
+
+    /// Hands RM the same memory in this process.
+    pub fn register(&mut self, memory: &Arc<SideBySide>) -> Result<(), Errno> {
+        let offset = self.registered.ok_or(Errno::EINVAL)?;
+        self.frame.register(self.argument, offset.into(), Arc::clone(memory).into())
+    }
+
+    /// Tells the guest that the host has the memory from now on.
+    pub fn hold(&mut self) {
+        let number = self.pages.as_ref().map(|(number, _)| *number);
+        let Some(block) = number.and_then(|number| self.block(number)) else { return };
+        if let Ok((head, _)) = wire::Pages::mut_from_prefix(self.frame.bytes_mut(block)) {
+            head.held = 1.into();
+        }
     }
 
     /// Makes the call. What the driver's ioctl returned; the blocks have the rest.

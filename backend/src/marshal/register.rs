@@ -66,7 +66,7 @@ impl Registration {
         bytes[LIMIT..LIMIT + 8].copy_from_slice(&(piece.length - 1).to_le_bytes());
         let mut frame = scratch.frame();
         let argument = frame.block_of(&bytes, 0).map_err(|_| None)?;
-        frame.register(argument, DESCRIPTOR, piece).map_err(|_| None)?;
+        frame.register(argument, DESCRIPTOR, piece.clone().into()).map_err(|_| None)?;
         host.ioctl(file, HEAP_CONTROL, &mut frame).map_err(|_| None)?;
         let word = |at: usize| {
             let bytes = frame.bytes(argument).get(at..at + 4)?;

@@ -8,10 +8,12 @@
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use nix::sys::mman::{madvise, mmap_anonymous, mprotect, munmap};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags};
 
+use super::pages::SideBySide;
 use crate::errno::Errno;
 use crate::transport::shared::Piece;
 
@@ -102,6 +104,45 @@ impl Drop for Scratch {
     }
 }
 
+/// Memory of this process that a call registers: the only that RM is given the address of to keep.
+#[derive(Clone, Debug)]
+pub enum Registered {
+    /// Of the arena.
+    Arena(Piece),
+    /// Of the guest.
+    Guest(Arc<SideBySide>),
+}
+
+impl From<Piece> for Registered {
+    fn from(piece: Piece) -> Self {
+        Self::Arena(piece)
+    }
+}
+
+impl From<Arc<SideBySide>> for Registered {
+    fn from(pages: Arc<SideBySide>) -> Self {
+        Self::Guest(pages)
+    }
+}
+
+impl Registered {
+    /// Where it is in this process, as the driver sees it.
+    pub fn address(&self) -> u64 {
+        match self {
+            Self::Arena(piece) => piece.address(),
+            Self::Guest(pages) => pages.address(),
+        }
+    }
+
+    /// Bytes, whole pages.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Arena(piece) => piece.length,
+            Self::Guest(pages) => pages.length(),
+        }
+    }
+}
+
 /// Names a block of the frame that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockId(u8);
@@ -114,8 +155,8 @@ pub struct Frame<'s> {
     lengths: [usize; BLOCKS],
     /// INVARIANT: at most `BLOCKS`.
     count: usize,
-    /// Memory of the arena that the call registers.
-    registered: Option<Piece>,
+    /// Memory that the call registers.
+    registered: Option<Registered>,
 }
 
 impl Frame<'_> {
@@ -176,11 +217,16 @@ impl Frame<'_> {
         self.write_address(from, offset, address)
     }
 
-    /// Writes the address of memory of the arena, which the call registers with RM, at
-    /// `offset` in block `from`; EFAULT if its 8 bytes are not within the block.
-    pub fn register(&mut self, from: BlockId, offset: usize, piece: &Piece) -> Result<(), Errno> {
-        self.write_address(from, offset, piece.address())?;
-        self.registered = Some(piece.clone());
+    /// Writes the address of memory that the call registers with RM at `offset` in block
+    /// `from`; EFAULT if its 8 bytes are not within the block.
+    pub fn register(
+        &mut self,
+        from: BlockId,
+        offset: usize,
+        memory: Registered,
+    ) -> Result<(), Errno> {
+        self.write_address(from, offset, memory.address())?;
+        self.registered = Some(memory);
         Ok(())
     }
 
@@ -193,8 +239,9 @@ impl Frame<'_> {
 
     /// The memory at `address` if it is just that which the call registers: how a simulated
     /// driver pins it.
-    pub fn registered(&self, address: u64, length: u64) -> Option<&Piece> {
-        let here = |piece: &&Piece| (piece.address(), piece.length) == (address, length);
+    pub fn registered(&self, address: u64, length: u64) -> Option<&Registered> {
+        let whole = length.checked_next_multiple_of(PAGE as u64)?;
+        let here = |memory: &&Registered| (memory.address(), memory.length()) == (address, whole);
         self.registered.as_ref().filter(here)
     }
 

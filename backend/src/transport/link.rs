@@ -60,6 +60,9 @@ pub enum Kind {
     Charged = 13,
     /// `[weight]`: the guest's share of the card's time.
     Weight = 14,
+    /// `[errno]`; payload: the regions of guest memory; fds: one for each. Answers
+    /// [`Kind::Memory`].
+    Regions = 15,
 
     /// The worker serves.
     Ready = 32,
@@ -73,7 +76,7 @@ pub enum Kind {
     Fetch = 36,
     /// `[errno, file kind, range, bytes]`; fd: the file; the others as in [`Kind::Fetched`].
     Exported = 37,
-    /// `[kind, file, mask]`: an event for the broker's queue.
+    /// `[kind, file or registration, mask, more]`: an event for the broker's queue.
     Event = 38,
     /// `[open files]`, when the first opened or the last closed.
     Files = 39,
@@ -97,10 +100,12 @@ pub enum Kind {
     Credit = 48,
     /// `[status]`: the card refused a time slice.
     Sliced = 49,
+    /// Which is the guest's memory?
+    Memory = 50,
 }
 
 impl Kind {
-    const ALL: [Self; 31] = [
+    const ALL: [Self; 33] = [
         Self::Start,
         Self::Rings,
         Self::Stop,
@@ -114,6 +119,7 @@ impl Kind {
         Self::Held,
         Self::Charged,
         Self::Weight,
+        Self::Regions,
         Self::Ready,
         Self::Reply,
         Self::Place,
@@ -132,6 +138,7 @@ impl Kind {
         Self::Charge,
         Self::Credit,
         Self::Sliced,
+        Self::Memory,
     ];
 
     fn from_number(number: u32) -> Option<Self> {

@@ -21,9 +21,8 @@ use crate::sync::lock;
 use crate::transport::link::{Kind, Outgoing};
 use crate::transport::shared::{Piece, Shared};
 
-/// Status codes of RM's (`nvstatuscodes.h`).
+/// `NV_ERR_INVALID_BASE` (`nvstatuscodes.h`)
 const INVALID_BASE: u32 = 0x20;
-const INVALID_LIMIT: u32 = 0x2e;
 /// Maps of one object at most.
 const MAX_MAPS: usize = 4096;
 /// First name of a map; like an address, with the offset in its page.
@@ -255,7 +254,7 @@ impl Arena {
             return Err(INVALID_BASE);
         }
         if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(INVALID_LIMIT);
+            return Err(status::INVALID_LIMIT);
         }
         if object.maps.len() >= MAX_MAPS {
             return Err(status::INSUFFICIENT_RESOURCES);

@@ -10,10 +10,10 @@ use nvguest_abi::{status, FileKind};
 use super::coherency::{self, holds_system};
 use super::mapping::{Armed, PAGE};
 use super::objects::Holds;
+use super::registered::HEAP_REGISTER;
 use super::serve::Bench;
 use super::session::{GuestFile, Named, Session};
 use super::slices::holds_time;
-use super::video::Block;
 use crate::errno::Errno;
 use crate::limits::Resource;
 use crate::marshal::{prepare, Call, Prepared, Refused};
@@ -139,10 +139,11 @@ impl Session {
             Ok(()) => self
                 .before(file, &mut prepared)
                 .map_or_else(|| self.charge(&prepared), Err)
+                .and_then(|block| Ok((block, self.register(&mut prepared)?)))
                 .inspect_err(|_| self.settle(makes)),
         };
-        let block = match allowed {
-            Ok(block) => block,
+        let (block, registration) = match allowed {
+            Ok(allowed) => allowed,
             Err((verdict, status)) => {
                 let what = prepared.what();
                 let answer = match status_at {
@@ -167,8 +168,13 @@ impl Session {
             self.page().count(Word::Status);
         }
         if done {
-            let block = block.map(|block| self.charged(block, &prepared));
-            self.after(file, &named, call.argument, (&prepared, block));
+            let holds = match (block, registration) {
+                (Some(block), _) => Holds::Video(self.charged(block, &prepared)),
+                (_, Some(registration)) => Self::registered(registration, &mut prepared),
+                _ if holds_system(&prepared) => Holds::System,
+                _ => holds_time(&prepared),
+            };
+            self.after(file, &named, call.argument, (&prepared, holds));
             self.arena_follows(call.argument, &prepared);
             self.show_budget(&mut prepared);
             self.hide_cards(&mut prepared, status_at);
@@ -212,6 +218,7 @@ impl Session {
         };
         self.share.settle(Resource::Clients, clients as u64);
         self.share.settle(Resource::Objects, objects as u64);
+        self.share.settle(Resource::Registered, self.registrations.bytes());
     }
 
     fn sharing(&self, argument: &[u8]) -> Sharing {
@@ -253,12 +260,16 @@ impl Session {
         if !matches!(file.kind, FileKind::Ctl | FileKind::Gpu) {
             return None;
         }
+        self.note_kept(prepared);
         let refused =
             self.names_foreign_client(prepared).or_else(|| self.names_foreign_card(prepared));
         let argument = prepared.argument();
         let (client, object) = (u32_at(argument, 0), u32_at(argument, 8));
         match prepared.nr() {
             _ if refused.is_some() => return refused,
+            escape::CONTROL if self.exports_registered(prepared) => {
+                return Some((Verdict::Overlay, status::NOT_SUPPORTED));
+            }
             escape::FREE => self.evict_tree(client, object),
             escape::VID_HEAP_CONTROL if read_uint(argument, 8, 4) == Some(HEAP_FREE) => {
                 self.evict_tree(client, u32_at(argument, 0x2c));
@@ -322,15 +333,10 @@ impl Session {
         file: &Arc<GuestFile>,
         named: &Named<'_>,
         asked: &[u8],
-        (prepared, block): (&Prepared<'_>, Option<Arc<Block>>),
+        (prepared, holds): (&Prepared<'_>, Holds),
     ) {
         let done = prepared.argument();
         let (root, parent, object) = (u32_at(done, 0), u32_at(done, 4), u32_at(done, 8));
-        let holds = match block {
-            Some(block) => Holds::Video(block),
-            None if holds_system(prepared) => Holds::System,
-            None => holds_time(prepared),
-        };
         let mut objects = lock(&self.objects);
         match prepared.nr() {
             escape::ALLOC if CLIENT_CLASSES.contains(&read_uint(asked, 0xc, 4).unwrap_or(9)) => {
@@ -348,6 +354,7 @@ impl Session {
                 Some(HEAP_ALLOC | HEAP_ALLOC_RANGE) => {
                     objects.made(root, u32_at(done, 0x2c), parent, holds);
                 }
+                Some(HEAP_REGISTER) => objects.made(root, u32_at(done, 0x28), parent, holds),
                 Some(HEAP_FREE) => drop(objects.freed(root, u32_at(asked, 0x2c))),
                 _ => {}
             },
@@ -397,7 +404,10 @@ fn makes(kind: FileKind, prepared: &Prepared<'_>) -> Option<Resource> {
         }
         escape::ALLOC_CONTEXT_DMA2 => Some(Resource::Objects),
         escape::VID_HEAP_CONTROL
-            if matches!(read_uint(argument, 8, 4), Some(HEAP_ALLOC | HEAP_ALLOC_RANGE)) =>
+            if matches!(
+                read_uint(argument, 8, 4),
+                Some(HEAP_ALLOC | HEAP_ALLOC_RANGE | HEAP_REGISTER)
+            ) =>
         {
             Some(Resource::Objects)
         }

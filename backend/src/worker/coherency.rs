@@ -147,7 +147,7 @@ pub(super) fn holds_system(prepared: &Prepared<'_>) -> bool {
 }
 
 fn is_system(objects: &Objects, client: u32, object: u32) -> bool {
-    matches!(objects.holds(client, object), Holds::System)
+    matches!(objects.holds(client, object), Holds::System | Holds::Guest(_))
 }
 
 impl Session {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::arena::Extent;
-use super::calls::u32_at;
+use super::calls::{escape, u32_at};
 use super::objects::Holds;
+use super::registered::Registration;
 use super::session::{Named, Session};
 use super::video::Block;
 use crate::marshal::Prepared;
@@ -23,17 +24,38 @@ pub enum Kept {
     Range(Arc<Extent>),
     /// Memory of the card.
     Video(Arc<Block>),
+    /// Memory of the guest's.
+    Guest(Arc<Registration>),
 }
 
 impl Kept {
+    /// What an object holds, if it is anybody's memory.
+    pub fn of(holds: Holds) -> Option<Self> {
+        match holds {
+            Holds::Video(block) => Some(Self::Video(block)),
+            Holds::Guest(registration) => Some(Self::Guest(registration)),
+            Holds::Nothing | Holds::System | Holds::Time(_) => None,
+        }
+    }
+
     /// What another worker that fetches the file is told of it: a range of the arena plus one
     /// or 0, and bytes of the card's memory.
     pub fn to_words(&self) -> [u64; 2] {
         match self {
             Self::Range(extent) => [extent.offset() + 1, 0],
             Self::Video(block) => [0, block.bytes()],
+            // It goes to no other worker.
+            Self::Guest(_) => [0; 2],
         }
     }
+}
+
+/// The object that a control is to export to a file: its client and itself.
+pub fn exported(prepared: &Prepared<'_>) -> Option<(u32, u32)> {
+    let (argument, params) = (prepared.argument(), prepared.params()?);
+    let exports = prepared.nr() == escape::CONTROL && u32_at(argument, 8) == EXPORT_OBJECT;
+    (exports && u32_at(params, 0) == OBJECT_TYPE_RM)
+        .then_some((u32_at(argument, 0), u32_at(params, 0xc)))
 }
 
 impl Session {

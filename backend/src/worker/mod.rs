@@ -8,6 +8,7 @@
 //! - [`cards`]: which of the host's cards they name and tell of, and [`clients`], whose clients;
 //!   `places`, where
 //! - [`arena`]: system memory that costs no placement, and [`arena_calls`], which concern it
+//! - [`registered`]: memory of the guest program's own that RM is given
 //! - [`coherency`]: system memory is write-back, and the card snoops
 //! - [`mapping`]: what the driver armed, and where it is placed in the window
 //! - [`objects`]: which RM object goes when another is freed, and what it holds
@@ -30,6 +31,7 @@ pub mod mapping;
 pub mod objects;
 mod places;
 pub mod readiness;
+pub mod registered;
 #[cfg(test)]
 mod rig;
 pub mod serve;
@@ -157,6 +159,7 @@ impl Worker {
             | Kind::Fetched
             | Kind::Taken
             | Kind::Held
+            | Kind::Regions
             | Kind::Charged => {
                 self.upstream.hear(message);
                 Ok(())

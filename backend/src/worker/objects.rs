@@ -6,9 +6,11 @@
 //! guest's budgets.
 
 use std::collections::hash_map::Entry;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::calls::u32_at;
+use super::registered::Registration;
 use super::slices::Group;
 use super::video::Block;
 
@@ -25,6 +27,8 @@ pub enum Holds {
     Video(Arc<Block>),
     /// System memory, which is nobody's budget: the card snoops it.
     System,
+    /// The same, of the guest's own.
+    Guest(Arc<Registration>),
     /// A channel group's time.
     Time(Group),
 }
@@ -44,6 +48,10 @@ pub struct Objects {
     owners: HashMap<u32, u32>,
     /// Clients and objects that calls under way will make.
     expected: (usize, usize),
+    /// Objects that are memory of the guest's own.
+    registered: HashSet<(u32, u32)>,
+    /// Such memory that RM may have for something else of the client: as long as that lives.
+    kept: HashMap<u32, Vec<Arc<Registration>>>,
 }
 
 impl Objects {
@@ -55,12 +63,18 @@ impl Objects {
     /// `object` was made below `parent`.
     pub fn made(&mut self, client: u32, object: u32, parent: u32, holds: Holds) {
         self.forget(client, object);
+        if matches!(holds, Holds::Guest(_)) {
+            self.registered.insert((client, object));
+        }
         self.nodes.insert((client, object), Node { parent, holds });
         *self.children.entry((client, parent)).or_default() += 1;
     }
 
     fn forget(&mut self, client: u32, object: u32) -> Option<Holds> {
         let Node { parent, holds } = self.nodes.remove(&(client, object))?;
+        if matches!(holds, Holds::Guest(_)) {
+            self.registered.remove(&(client, object));
+        }
         if let Entry::Occupied(mut count) = self.children.entry((client, parent)) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -73,6 +87,22 @@ impl Objects {
     /// What an object holds; a duplicate holds the same.
     pub fn holds(&self, client: u32, object: u32) -> Holds {
         self.nodes.get(&(client, object)).map(|node| node.holds.clone()).unwrap_or_default()
+    }
+
+    /// A call of `client` has these bytes: memory of the guest's own whose object it may name is
+    /// RM's until the client is freed, for a channel, say, keeps the memory that it is made over.
+    pub fn may_keep(&mut self, client: u32, bytes: &[u8]) {
+        let words = bytes.chunks_exact(4).map(|word| u32_at(word, 0));
+        for object in words.filter(|&object| self.registered.contains(&(client, object))) {
+            let Some(Node { holds: Holds::Guest(named), .. }) = self.nodes.get(&(client, object))
+            else {
+                continue;
+            };
+            let kept = self.kept.entry(client).or_default();
+            if !kept.iter().any(|known| Arc::ptr_eq(known, named)) {
+                kept.push(Arc::clone(named));
+            }
+        }
     }
 
     /// The time of a channel group.
@@ -107,19 +137,17 @@ impl Objects {
     }
 
     /// `freed` is gone, and what went with it; the memory that they held.
-    pub fn freed(&mut self, client: u32, freed: u32) -> Vec<Arc<Block>> {
+    pub fn freed(&mut self, client: u32, freed: u32) -> Vec<Holds> {
         let gone: Vec<u32> = match freed == client || self.children.contains_key(&(client, freed)) {
             true => self.below(client, freed),
             false => vec![freed],
         };
         let held = gone.into_iter().filter_map(|object| self.forget(client, object));
-        let held = held.filter_map(|holds| match holds {
-            Holds::Video(block) => Some(block),
-            _ => None,
-        });
-        let held = held.collect();
+        let held = held.filter(|holds| matches!(holds, Holds::Video(_) | Holds::Guest(_)));
+        let mut held: Vec<Holds> = held.collect();
         if freed == client {
             self.owners.remove(&client);
+            held.extend(self.kept.remove(&client).into_iter().flatten().map(Holds::Guest));
         }
         held
     }
@@ -134,7 +162,7 @@ impl Objects {
     /// The clients of `file` will go with it; the memory that they hold, which is RM's until
     /// the file is closed.
     #[must_use]
-    pub fn closed(&mut self, file: u32) -> Vec<Arc<Block>> {
+    pub fn closed(&mut self, file: u32) -> Vec<Holds> {
         let clients: Vec<u32> = self
             .owners
             .iter()

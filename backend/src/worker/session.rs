@@ -13,6 +13,7 @@ use super::arena::Arena;
 use super::exports::Kept;
 use super::mapping::{Armed, Mappings};
 use super::objects::Objects;
+use super::registered::Registrations;
 use super::serve::Work;
 use super::share::Share;
 use super::slices::Slices;
@@ -119,6 +120,8 @@ pub struct Session {
     pub mappings: Mappings,
     /// The RM objects.
     pub objects: Mutex<Objects>,
+    /// Memory of the guest's that RM has.
+    pub registrations: Arc<Registrations>,
     /// Memory that the guest reaches without a placement of its own, if there is such.
     pub arena: Option<Arena>,
     /// Refusals, counted by name.
@@ -165,6 +168,7 @@ impl Session {
             share: Share::new(Arc::clone(&upstream)),
             rates: (rates, Rates::own()?),
             slices: Slices::new(start.weight)?,
+            registrations: Registrations::new(start.worker, Arc::clone(&watcher)),
             start,
             host,
             upstream,
@@ -280,8 +284,8 @@ impl Session {
         });
         self.mappings.release(file.handle);
         let mut objects = lock(&self.objects);
-        let blocks = objects.closed(file.handle).into_iter().map(Kept::Video);
-        lock(&file.keeps).extend(blocks);
+        let held = objects.closed(file.handle).into_iter().filter_map(Kept::of);
+        lock(&file.keeps).extend(held);
         if let Some(arena) = &self.arena {
             lock(&file.keeps).extend(arena.sweep(&objects).into_iter().map(Kept::Range));
         }

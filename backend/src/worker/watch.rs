@@ -160,19 +160,28 @@ impl Watcher {
         }
     }
 
-    fn report(&self, handle: u32, Report { mask, more }: Report) {
+    fn report(&self, handle: u32, report: Report) {
+        self.send(wire::EVENT_READY, handle, report);
+    }
+
+    fn send(&self, kind: u32, handle: u32, Report { mask, more }: Report) {
         let mut queue = lock(&self.queue);
         if queue.0.is_started() {
-            queue.0.send(wire::EVENT_READY, handle, mask, more);
+            queue.0.send(kind, handle, mask, more);
             return;
         }
         drop(queue);
-        let words = [wire::EVENT_READY.into(), handle.into(), mask.into(), more.into()];
+        let words = [kind.into(), handle.into(), mask.into(), more.into()];
         if let Err(error) =
             self.upstream.tell(Kind::Event, Outgoing { words, ..Outgoing::default() })
         {
             tracing::debug!(%error, "an event did not reach the broker");
         }
+    }
+
+    /// The guest may unpin a registration; its name is made as a file's.
+    pub fn released(&self, name: u32) {
+        self.send(wire::EVENT_RELEASED, name, Report { mask: 0, more: 0 });
     }
 
     /// ARM: tells the guest, once, when `file` is ready; where events come late, [`RUN`] times.

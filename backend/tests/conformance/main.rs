@@ -33,6 +33,7 @@ mod mappings;
 mod messages;
 mod processes;
 mod readiness;
+mod registered;
 mod sandbox;
 mod trace;
 mod vmm;

@@ -3,7 +3,7 @@
 
 use nix::libc;
 use nvguest_abi::rules::{
-    ioctl_flags, read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER,
+    ioctl_flags, read_uint, rule_flags, Ioctl, Rule, Rules, NO_OFFSET, OP_FD, OP_PAGES, PAGE,
 };
 use nvguest_abi::FileKind;
 use zerocopy::{FromBytes, IntoBytes};
@@ -44,6 +44,22 @@ pub trait Caller {
     fn read(&self, from: u64, to: &mut [u8]) -> Result<(), Errno>;
     /// Copies into it.
     fn write(&self, to: u64, from: &[u8]) -> Result<(), Errno>;
+    /// Gives pages from an address on a registration, and says where they lie, or why they
+    /// cannot be pinned. No pages: a number alone. EINVAL where there is no such thing.
+    fn pin(&self, _user: u64, _pages: u32) -> Result<Pinned, Errno> {
+        Err(libc::EINVAL)
+    }
+    /// Whether the host has a registration now.
+    fn held(&self, _registration: u32, _held: bool) {}
+}
+
+/// Memory of a caller that stays where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pinned {
+    /// Its number.
+    pub registration: u32,
+    /// Guest-physical pages, or an errno.
+    pub runs: Result<Vec<wire::Run>, Errno>,
 }
 
 /// This process, as a caller that passes good pointers: nobody asks the kernel.
@@ -142,6 +158,19 @@ struct Segment {
     user: u64,
     length: u32,
     flags: u8,
+    /// Its registration, if it is memory that the call registers.
+    pages: Option<u32>,
+}
+
+impl Segment {
+    /// Bytes of it in the reply.
+    fn returned(&self) -> usize {
+        match self.pages {
+            Some(_) => size_of::<wire::Pages>(),
+            None if self.flags & rule_flags::OUT != 0 => self.length as usize,
+            None => 0,
+        }
+    }
 }
 
 /// A call whose buffers have been gathered.
@@ -254,7 +283,10 @@ impl<C: Caller> Call<C> {
     ) -> Result<Option<usize>, Errno> {
         let bytes = self.data.range(block.0, block.1);
         let Some(value) = rule.value(bytes) else { return Ok(None) };
-        if rule.op != OP_BUFFER {
+        if rule.op == OP_PAGES {
+            return self.pages(block, rule).map(|()| None);
+        }
+        if rule.op == OP_FD {
             let file = file_of(rule, value, names)?;
             let slot = self.fds.get_mut(self.nfds).ok_or(libc::EINVAL)?;
             *slot = FdRecord { segment: segment.into(), offset: rule.offset, file: file.into() };
@@ -271,13 +303,52 @@ impl<C: Caller> Call<C> {
         }
         let length = rule.length(bytes).ok_or(libc::EINVAL)?;
         let slot = self.segments.get_mut(self.nsegs).ok_or(libc::EINVAL)?;
-        *slot = Segment { user: value, length, flags: rule.flags };
+        *slot = Segment { user: value, length, flags: rule.flags, pages: None };
         self.nsegs += 1;
         let at = self.data.length;
         if rule.has(rule_flags::IN) {
             self.copy(value, length as usize)?;
         }
         Ok(Some(at))
+    }
+
+    /// Memory that the call registers, in a block as for [`Call::rule`]. What is wrong with it
+    /// is the backend's to say.
+    fn pages(&mut self, block: (usize, usize), rule: &Rule) -> Result<(), Errno> {
+        let bytes = self.data.range(block.0, block.1);
+        let (Some(user), Some(length)) = (rule.value(bytes), rule.registers(bytes)) else {
+            return Ok(());
+        };
+        let wanted = length.div_ceil(PAGE);
+        let fits = user % PAGE == 0 && (1..=rule.max.get().into()).contains(&wanted);
+        // CAST: no more than `max`.
+        let pages = if fits { wanted as u32 } else { 0 };
+        if self.nsegs == self.segments.len() {
+            return Err(libc::EINVAL);
+        }
+        let Pinned { registration, runs } = self.caller.pin(user, pages)?;
+        let room = wire::MAX_REQUEST as usize - self.data.length;
+        let (error, runs) = match runs {
+            Ok(runs) if size_of_val(&runs[..]) + size_of::<wire::Pages>() > room => {
+                (libc::ENOMEM, Vec::new())
+            }
+            Ok(runs) if pages > 0 => (0, runs),
+            Ok(_) => (libc::EINVAL, Vec::new()),
+            Err(errno) => (errno, Vec::new()),
+        };
+        let head = wire::Pages {
+            registration: registration.into(),
+            // CAST: an errno is positive.
+            error: (error as u32).into(),
+            ..wire::Pages::default()
+        };
+        self.data.push(head.as_bytes());
+        self.data.push(runs.as_bytes());
+        // CAST: a request is bounded.
+        let length = (size_of_val(&head) + size_of_val(&runs[..])) as u32;
+        self.segments[self.nsegs] = Segment { user, length, flags: 0, pages: Some(registration) };
+        self.nsegs += 1;
+        Ok(())
     }
 
     /// Appends the body of the request.
@@ -301,10 +372,7 @@ impl<C: Caller> Call<C> {
 
     /// Bytes that the body of the reply has at most.
     pub fn reply_len(&self) -> usize {
-        let written = self.segments[..self.nsegs]
-            .iter()
-            .filter(|segment| segment.flags & rule_flags::OUT != 0)
-            .map(|segment| padded(segment.length as usize));
+        let written = self.segments[..self.nsegs].iter().map(|segment| padded(segment.returned()));
         size_of::<IoctlResp>() + padded(self.argument_len) + written.sum::<usize>()
     }
 
@@ -317,20 +385,23 @@ impl<C: Caller> Call<C> {
         }
         let (head, rest) = IoctlResp::read_from_prefix(body).map_err(|_| malformed)?;
         let mut rest = rest;
-        let mut give = |user: u64, length: usize| {
+        let mut take = |length: usize| {
             let (bytes, more) = rest.split_at_checked(padded(length)).ok_or(malformed)?;
             rest = more;
-            self.caller.write(user, &bytes[..length])
+            Ok::<&[u8], Errno>(&bytes[..length])
         };
         if head.arg_len.get() as usize != self.argument_len {
             return Err(malformed);
         }
-        give(self.argument, self.argument_len)?;
-        if !failed {
-            for segment in &self.segments[..self.nsegs] {
-                if segment.flags & rule_flags::OUT != 0 {
-                    give(segment.user, segment.length as usize)?;
+        self.caller.write(self.argument, take(self.argument_len)?)?;
+        for segment in self.segments[..self.nsegs].iter().filter(|_| !failed) {
+            let bytes = take(segment.returned())?;
+            match segment.pages {
+                Some(registration) => {
+                    let head = wire::Pages::read_from_bytes(bytes).map_err(|_| malformed)?;
+                    self.caller.held(registration, head.held.get() == 1);
                 }
+                None => self.caller.write(segment.user, bytes)?,
             }
         }
         Ok(i32::from_le_bytes(head.ret.to_bytes()))
@@ -367,6 +438,8 @@ fn file_of(rule: &Rule, value: u64, names: &dyn Names) -> Result<u32, Errno> {
 #[cfg(test)]
 mod tests {
     use zerocopy::FromZeros;
+
+    use nvguest_abi::rules::OP_BUFFER;
 
     use super::*;
 

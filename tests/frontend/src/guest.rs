@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::events::{self, EventQueue, Mailbox, Sink};
 use crate::memory::Memory;
+use crate::pins::Pins;
 use crate::queue::{Manner, Queue};
 use crate::ring::Layout;
 use crate::vmm::{Options, Vmm};
@@ -42,6 +43,8 @@ pub struct Guest {
     pub window: Option<Arc<Window>>,
     /// Event records that nobody has taken.
     pub mailbox: Arc<Mailbox>,
+    /// Memory that its programs register.
+    pub pins: Pins,
     /// Options it was made with.
     pub options: Options,
     control: Vec<Queue>,
@@ -109,6 +112,7 @@ impl Guest {
             memory,
             window,
             mailbox,
+            pins: Pins::default(),
             options,
             control: Vec::new(),
             events: Vec::new(),

@@ -12,6 +12,7 @@
 //! - [`guest`]: messages that concern the guest as a whole
 //! - [`process`]: a guest process and its files
 //! - [`gather`]: follows the schema through a caller's memory
+//! - [`pins`]: memory that programs register
 //! - [`rm`]: the few RM calls that tests make
 //! - [`backend`]: starts and observes the backend's processes
 
@@ -21,6 +22,7 @@ pub mod events;
 pub mod gather;
 pub mod guest;
 pub mod memory;
+pub mod pins;
 pub mod process;
 pub mod queue;
 mod record;

@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::gather::{Bytes, Call, Names, Ourselves};
 use crate::guest::{body_of, header, message};
+use crate::pins::Program;
 use crate::wire::{self, Kind};
 use crate::{Error, Guest, Result};
 
@@ -169,7 +170,8 @@ impl File {
         let guest = &self.process.guest;
         let rules = &guest.probe()?.rules;
         // SAFETY: passed on, until the call is finished.
-        let caller = unsafe { Ourselves::vouched_for() };
+        let own = unsafe { Ourselves::vouched_for() };
+        let caller = Program { own, pins: &guest.pins };
         let argument = argument.expose_provenance() as u64;
         let call = Call::gather(caller, rules, (self.kind, cmd), argument, names);
         let call = call.map_err(Error::Errno)?;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use rmclient::abi::{class, control, escape, notify, Control};
-use rmclient::abi::{Alloc, Dup, Event, Free, GetEvent, Heap, Map, Memory, OsEvent, Unmap};
+use rmclient::abi::{Alloc, Dup, Event, Free, GetEvent, Heap, HeapDescriptor};
+use rmclient::abi::{Map, Memory, OsEvent, Unmap};
 use rmclient::Place;
 use zerocopy::IntoBytes;
 
@@ -219,6 +220,26 @@ impl Client {
         unsafe { self.ctl.rm(escape::RM_VID_HEAP_CONTROL, &mut argument, &ByHandle)? };
         check("VID_HEAP_CONTROL", argument.status)?;
         Ok(argument)
+    }
+
+    /// VID_HEAP_CONTROL, `AllocOsDesc`: registers memory of the program; RM's status and the
+    /// object's handle.
+    pub fn register(&self, user: u64, bytes: u64) -> Result<(u32, u32)> {
+        let mut argument = HeapDescriptor {
+            client: self.root,
+            parent: self.device,
+            function: 27,
+            // NVOS32_ATTR_LOCATION_PCI, _PHYSICALITY_NONCONTIGUOUS, _COHERENCY_WRITE_BACK
+            attr: 1 << 25 | 1 << 27 | 5 << 29,
+            descriptor: user,
+            limit: bytes.wrapping_sub(1),
+            status: u32::MAX,
+            ..HeapDescriptor::default()
+        };
+        // SAFETY: whatever is at its one address, the guest's memory is all that is pinned.
+        unsafe { self.ctl.rm(escape::RM_VID_HEAP_CONTROL, &mut argument, &ByHandle)? };
+        assert_eq!((argument.descriptor, argument.descriptor_type), (user, 0), "the program's own");
+        Ok((argument.status, argument.memory))
     }
 
     /// RM_DUP_OBJECT of another client's object below our device; RM's status and the handle.

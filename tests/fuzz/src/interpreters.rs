@@ -9,9 +9,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use nix::libc;
-use nvguest_abi::rules::{Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD};
+use nvguest_abi::rules::{Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD, OP_PAGES, PAGE};
 use nvguest_abi::FileKind;
-use nvguest_frontend::gather::{Bytes, Call, Caller, Names};
+use nvguest_frontend::gather::{Bytes, Call, Caller, Names, Pinned};
+use nvguest_frontend::wire::Run;
 use vhost_user_nvguest::wire::ReqHeader;
 
 use crate::input::Input;
@@ -111,8 +112,9 @@ fn case(input: &mut Input<'_>, [_, _, rules]: [usize; 3]) -> Case {
 /// than it may.
 fn rule(input: &mut Input<'_>, count: usize, tidy: bool) -> Rule {
     let (bits, is_fd) = (input.u8(), input.flag());
+    let is_pages = !is_fd && bits & 8 != 0;
     let (first_sub, nsubs) = match input.u8() {
-        leaf if leaf & 0xc0 != 0 || is_fd && tidy => (0, 0),
+        leaf if leaf & 0xc0 != 0 || (is_fd || is_pages) && tidy => (0, 0),
         _ => range(input, count),
     };
     let width = |bits: u8| if tidy { 1 << (bits & 3) } else { bits & 15 };
@@ -120,15 +122,22 @@ fn rule(input: &mut Input<'_>, count: usize, tidy: bool) -> Rule {
         0xff
     } else if is_fd {
         0x38
+    } else if is_pages {
+        0
     } else {
         0x07
     };
+    let op = match (is_fd, is_pages) {
+        (true, _) => OP_FD,
+        (_, true) => OP_PAGES,
+        _ => OP_BUFFER,
+    };
     Rule {
-        op: if is_fd { OP_FD } else { OP_BUFFER },
+        op,
         flags: bits & mask,
         offset: u16::from(input.u8() & 0x7f).into(),
         count_off: if bits & 0x80 == 0 { NO_OFFSET } else { u16::from(input.u8() & 0x7f) }.into(),
-        count_width: width(input.u8()),
+        count_width: if is_pages && tidy { 8 } else { width(input.u8()) },
         fd_width: if bits & 0x40 == 0 { 4 } else { 8 },
         elem: u32::from(input.u8() & 0x1f).into(),
         add: u32::from(input.u8()).into(),
@@ -184,6 +193,23 @@ impl Caller for Memory<'_> {
     fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
         Err(libc::EFAULT)
     }
+
+    /// As `caller_pin` in `memory.h`.
+    fn pin(&self, user: u64, pages: u32) -> Result<Pinned, i32> {
+        let end = user.checked_add(u64::from(pages) * PAGE);
+        let inside = user >= BASE && end.is_some_and(|end| end <= BASE + self.0.len() as u64);
+        let runs = match pages {
+            17.. => Err(libc::EFAULT),
+            1.. if !inside => Err(libc::EFAULT),
+            _ => Ok((0..u64::from(pages)).step_by(2).map(|at| pair(user, at, pages)).collect()),
+        };
+        Ok(Pinned { registration: 7, runs })
+    }
+}
+
+fn pair(user: u64, at: u64, pages: u32) -> Run {
+    let length = (u64::from(pages) - at).min(2) * PAGE;
+    Run { address: (2 * (user + at * PAGE)).into(), length: length.into() }
 }
 
 /// Descriptors 10 to 14 are files 0x1000a to 0x1000e, as in `memory.h`.

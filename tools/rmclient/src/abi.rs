@@ -130,6 +130,8 @@ pub mod control {
     pub const GET_TIMESLICE: u32 = 0xa06c_0104;
     /// `NVA06C_CTRL_CMD_PREEMPT`
     pub const PREEMPT: u32 = 0xa06c_0105;
+    /// `NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN`
+    pub const WORK_TOKEN: u32 = 0xc36f_0108;
     /// No class has it.
     pub const NONE: u32 = 0x2080_0fff;
 }
@@ -293,6 +295,32 @@ pub struct Heap {
     pub address: u64,
     pub range: [u64; 2],
     pub rest: [u64; 5],
+}
+
+/// NVOS32 with the member `AllocOsDesc`
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct HeapDescriptor {
+    pub client: u32,
+    pub parent: u32,
+    pub function: u32,
+    pub vaspace: u32,
+    pub heap: u16,
+    pub pad: u16,
+    pub status: u32,
+    pub total: u64,
+    pub free: u64,
+    pub memory: u32,
+    pub kind: u32,
+    pub flags: u32,
+    pub attr: u32,
+    pub attr2: u32,
+    pub pad2: u32,
+    pub descriptor: u64,
+    pub limit: u64,
+    pub descriptor_type: u32,
+    pub pad3: u32,
+    pub rest: [u64; 12],
 }
 
 /// NV_MEMORY_ALLOCATION_PARAMS

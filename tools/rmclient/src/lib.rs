@@ -382,6 +382,27 @@ impl Session {
         Ok(handle)
     }
 
+    /// Registers memory of this process; the object's handle.
+    pub fn register(&self, address: u64, bytes: u64) -> (Outcome, u32) {
+        let mut argument = abi::HeapDescriptor {
+            client: self.client.handle,
+            parent: self.device,
+            function: 27,
+            memory: self.client.fresh(),
+            // NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED, _MAP_NOT_REQUIRED
+            flags: 0xc000,
+            // NVOS32_ATTR_LOCATION_PCI, _PHYSICALITY_NONCONTIGUOUS, _COHERENCY_WRITE_BACK
+            attr: 1 << 25 | 1 << 27 | 5 << 29,
+            descriptor: address,
+            limit: bytes.wrapping_sub(1),
+            ..Default::default()
+        };
+        let ctl = &self.client.ctl;
+        let answer = |argument: &abi::HeapDescriptor| argument.status;
+        let outcome = call(ctl, escape::RM_VID_HEAP_CONTROL, &mut argument, None, answer);
+        (outcome, argument.memory)
+    }
+
     /// What the card says of its memory: `NV2080_CTRL_FB_GET_INFO_V2_INDEX_*`; sizes are in KiB.
     pub fn fb_info(&self, index: u8) -> Result<u32> {
         let sizes = [1028, 460, 444, 436];

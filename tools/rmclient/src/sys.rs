@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
-use nix::sys::mman::{mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, ProtFlags};
+use nix::sys::mman::{mmap, mmap_anonymous, mprotect, mremap, munmap};
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags};
 use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::{fork, ForkResult, Pid};
 
@@ -76,8 +77,10 @@ fn pointer_of(nr: u32, argument: &mut [u8]) -> Option<usize> {
         }
         escape::RM_GET_EVENT_DATA => Some(0),
         escape::RM_VID_HEAP_CONTROL => {
+            // 27 pins memory, and no more: the card writes to it only where a caller then makes it
+            // a channel's, which is a mapping's volatile memory.
             let function = argument[8];
-            assert!(matches!(function, 2 | 3), "heap function {function} may pin memory");
+            assert!(matches!(function, 2 | 3 | 27), "heap function {function} is not known here");
             None
         }
         _ => {
@@ -125,6 +128,16 @@ impl Mapping {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: no address is asked for, so no existing mapping is touched.
         let start = unsafe { mmap(None, pages, protection, MapFlags::MAP_SHARED, file, 0) }?;
+        Ok(Self { start: start.cast(), length: pages.get() })
+    }
+
+    /// Zeroed memory of this process alone.
+    pub fn anonymous(length: usize) -> io::Result<Self> {
+        let pages =
+            NonZeroUsize::new(length.next_multiple_of(4096)).ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: no address is asked for, so no existing mapping is touched.
+        let start = unsafe { mmap_anonymous(None, pages, protection, MapFlags::MAP_PRIVATE) }?;
         Ok(Self { start: start.cast(), length: pages.get() })
     }
 
@@ -261,7 +274,7 @@ impl Mapping {
         let length = NonZeroUsize::new(self.length).ok_or(io::ErrorKind::InvalidInput)?;
         let (free, flags) = (ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE | MapFlags::MAP_ANONYMOUS);
         // SAFETY: a fresh reservation, which the move replaces.
-        let target = unsafe { nix::sys::mman::mmap_anonymous(None, length, free, flags) }?;
+        let target = unsafe { mmap_anonymous(None, length, free, flags) }?;
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
         // SAFETY: the mapping is this value's alone, and so is the reservation.
         let start =

@@ -15,8 +15,7 @@ use super::layout::{CardInfo, GetEvent, Map, OsEvent, Unmap, Update, Version};
 use super::memory::{Memory, PAGE};
 use super::{identity, status, Inner};
 use crate::errno::Errno;
-use crate::marshal::scratch::Frame;
-use crate::transport::shared::Piece;
+use crate::marshal::scratch::{Frame, Registered};
 
 /// What the driver copies of an indirect call at most, and we of a direct one.
 const MAX_ARGUMENT: usize = 16384;
@@ -113,9 +112,9 @@ impl<'a, 'f> Call<'a, 'f> {
     }
 
     /// The memory that this call registers, which must be just this.
-    pub fn registered(&self, at: u64, length: u64) -> Result<Piece, Errno> {
-        let piece = self.frame.registered(at, length).cloned();
-        piece.ok_or_else(|| self.inner.fault("registered memory at", at, Errno::EFAULT))
+    pub fn registered(&self, at: u64, length: u64) -> Result<Registered, Errno> {
+        let memory = self.frame.registered(at, length).cloned();
+        memory.ok_or_else(|| self.inner.fault("registered memory at", at, Errno::EFAULT))
     }
 
     /// The file that a descriptor in the argument names.

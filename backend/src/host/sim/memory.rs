@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::cards::{Cards, Range, Wanted};
-use crate::transport::shared::{sealed_file, Piece};
+use crate::marshal::scratch::Registered;
+use crate::transport::shared::sealed_file;
 
 /// What the machine's memory is allocated in.
 pub const PAGE: u64 = 4096;
@@ -38,7 +39,7 @@ enum Store {
         file: Arc<File>,
     },
     /// The program's own, which RM pinned.
-    Registered(Piece),
+    Registered(Registered),
 }
 
 /// Where a VMM finds memory.
@@ -78,8 +79,8 @@ impl Memory {
     }
 
     /// Memory that the program registered.
-    pub fn registered(piece: Piece) -> Self {
-        Self { size: piece.length, store: Store::Registered(piece) }
+    pub fn registered(memory: Registered) -> Self {
+        Self { size: memory.length(), store: Store::Registered(memory) }
     }
 
     /// The card whose node maps it; none: the control node does.
@@ -152,8 +153,11 @@ impl Memory {
             }
             Store::Doorbell { file, .. } => file.read_exact_at(&mut bytes, offset)?,
             Store::System(_) => self.system_file()?.read_exact_at(&mut bytes, offset)?,
-            Store::Registered(piece) => {
+            Store::Registered(Registered::Arena(piece)) => {
                 piece.file().read_exact_at(&mut bytes, piece.offset + offset)?;
+            }
+            Store::Registered(Registered::Guest(pages)) => {
+                return pages.read_u32(offset).ok_or_else(outside);
             }
         }
         Ok(u32::from_le_bytes(bytes))
@@ -166,7 +170,12 @@ impl Memory {
             Store::Video { cards, range, .. } => cards.write_at(range.offset + offset, &bytes),
             Store::Doorbell { file, .. } => file.write_all_at(&bytes, offset),
             Store::System(_) => self.system_file()?.write_all_at(&bytes, offset),
-            Store::Registered(piece) => piece.file().write_all_at(&bytes, piece.offset + offset),
+            Store::Registered(Registered::Arena(piece)) => {
+                piece.file().write_all_at(&bytes, piece.offset + offset)
+            }
+            Store::Registered(Registered::Guest(pages)) => {
+                pages.write_u32(offset, value).ok_or_else(outside)
+            }
         }
     }
 
@@ -180,6 +189,10 @@ impl Memory {
         let file = Arc::new(sealed_file("nvguest-system-memory", self.size)?);
         Ok(Arc::clone(cell.get_or_init(|| file)))
     }
+}
+
+fn outside() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
 }
 
 impl Drop for Memory {

@@ -17,8 +17,7 @@
 //! of them are always attached, as persistence mode keeps them.
 //!
 //! Not simulated: what work says (methods, shaders, copies), GPU virtual addresses, UVM, NVKMS,
-//! dma-buf, exported objects, memory of the program registered with RM but the arena's (class
-//! 0x71: INVALID_CLASS), files, objects and events of one worker used by another (video
+//! dma-buf, exported objects, the older way to register memory (RM_ALLOC_MEMORY), files, objects and events of one worker used by another (video
 //! memory itself is shared), layouts of other releases than 580.
 #![forbid(unsafe_code)]
 

@@ -13,7 +13,7 @@ use super::layout::{self, Alloc21, Alloc64, Dup, Free, Heap, HeapDescriptor};
 use super::memory::Memory;
 use super::{events, status, Inner};
 use crate::errno::Errno;
-use crate::transport::shared::Piece;
+use crate::marshal::scratch::Registered;
 
 /// `NVOS32_ATTR_LOCATION`: 0 is video memory.
 const LOCATION: u32 = 3 << 25;
@@ -329,11 +329,11 @@ impl Call<'_, '_> {
     fn register(&mut self) -> Answer {
         let mut argument: HeapDescriptor = self.argument()?;
         let (at, length) = (argument.descriptor, argument.limit.wrapping_add(1));
-        let piece = self.registered(at, length)?;
+        let memory = self.registered(at, length)?;
         argument.status = match self.client(argument.client) {
             None => status::INVALID_CLIENT,
             Some(_) if argument.descriptor_type != 0 => status::NOT_SUPPORTED,
-            Some(client) => match register(&client, &argument, piece) {
+            Some(client) => match register(&client, &argument, memory) {
                 Ok(handle) => {
                     argument.memory = handle;
                     status::OK
@@ -371,13 +371,13 @@ impl Call<'_, '_> {
     }
 }
 
-fn register(client: &Client, argument: &HeapDescriptor, piece: Piece) -> Result<u32, u32> {
+fn register(client: &Client, argument: &HeapDescriptor, memory: Registered) -> Result<u32, u32> {
     let class = class_of(client::REGISTERED_MEMORY).ok_or(status::INVALID_CLASS)?;
     let asked = if argument.flags & HANDLE_PROVIDED != 0 { argument.memory } else { 0 };
     let mut owned = client.owned();
     let handle = owned.place(asked, argument.parent, class)?;
     let mut object = Object::plain(class.number, argument.parent, owned.card_of(argument.parent));
-    object.memory = Some(Arc::new(Memory::registered(piece)));
+    object.memory = Some(Arc::new(Memory::registered(memory)));
     owned.insert(handle, object);
     Ok(handle)
 }

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use nvguest_abi::compiled::{Compiled, ANY_SIZE};
-use nvguest_abi::rules::{read_uint, rule_flags, Rule, NO_OFFSET, OP_FD};
+use nvguest_abi::rules::{read_uint, rule_flags, Rule, NO_OFFSET, OP_FD, OP_PAGES, PAGE};
 use nvguest_abi::FileKind::{self, Ctl, Uvm};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -119,6 +119,11 @@ impl Maker<'_> {
             let Some(value) = rule.value(block) else { continue };
             if rule.op == OP_FD {
                 self.call.fds.push((number, rule.offset.get(), file_of(rule, value)));
+                continue;
+            }
+            if rule.op == OP_PAGES {
+                let bytes = self.word() % (4 * PAGE);
+                self.call.pages(value, bytes);
                 continue;
             }
             let length = rule.length(block).filter(|&length| length <= LONGEST);

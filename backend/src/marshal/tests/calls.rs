@@ -1,16 +1,20 @@
 //! What reaches the host, and what comes back.
 
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
+use nvguest_abi::compiled::Verdict;
 use nvguest_abi::FileKind::{Ctl, Gpu, Uvm};
 
 use super::card::{host_number, Card, Rig, WRITTEN};
-use super::guest::{u32_at, u64_at, Block, GUEST};
+use super::guest::{u32_at, u64_at, Block, GUEST, REGISTRATION};
 use super::profile::{
     profile, EMPTY, EXPORT_TO_FD, FLAT, GET_CHANNELLIST, GET_ENGINES, GET_ID_INFO, GR_GET_CAPS,
     OPAQUE,
 };
 use crate::errno::Errno;
+use crate::marshal::pages::{Piece, SideBySide};
+use crate::marshal::{Call, Refused};
 use crate::policy::What;
 
 pub const RM_CONTROL: u32 = 0xc020_462a;
@@ -326,25 +330,53 @@ fn an_ioctl_without_an_argument_is_made_with_none() {
 fn memory_that_the_caller_registers_is_the_session_s_to_give() {
     let compiled = profile();
     let mut rig = Rig::new(&compiled);
-    let heap = Block::new(184).u32(8, 27).u64(0x40, GUEST).0;
-    let memory = Block::new(56).u32(0xc, 0x71).u64(0x18, GUEST).u32(0x30, u32::MAX).0;
-    for (kind, cmd, sent, at) in [(Ctl, 0xc0b8_464a, heap, 0x40), (Gpu, 0xc038_4627, memory, 0x18)]
-    {
+    let heap = Block::new(184).u32(8, 27).u64(0x40, GUEST).u64(0x48, 8191).0;
+    let older =
+        Block::new(56).u32(0xc, 0x71).u64(0x18, GUEST).u64(0x20, 8191).u32(0x30, u32::MAX).0;
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8192).unwrap();
+    let pieces = [Piece { file, offset: 0, length: 8192 }];
+    let memory = Arc::new(SideBySide::map(8192, pieces).unwrap());
+    for (kind, cmd, sent, at) in [(Ctl, 0xc0b8_464a, heap, 0x40), (Gpu, 0xc038_4627, older, 0x18)] {
         let call = rig.gather(kind, cmd, &sent);
         let card = Card::new(&compiled, kind);
         let reply = rig.prepare(kind, &call, |mut call| {
             assert_eq!(call.registered(), Some(at as u16));
             assert_eq!(u64_at(call.argument(), at), 0);
             assert_eq!(call.execute(&card, &card.file()), Err(Errno::EINVAL));
-            call.argument_mut()[at..at + 8].copy_from_slice(&0x1000_u64.to_le_bytes());
+            assert_eq!(
+                call.offer().map(|offer| (offer.registration, offer.address)),
+                Some((7, GUEST))
+            );
+            call.register(&memory).unwrap();
             let result = call.execute(&card, &card.file());
+            call.hold();
             let mut reply = Vec::new();
             call.finish(result, &mut reply);
+            assert_eq!(reply.len(), call.reply_len());
             reply
         });
-        assert_eq!(u64_at(&card.seen.lock().unwrap()[0], at), 0x1000);
-        assert_eq!(reply.unwrap()[8..], sent);
+        assert_eq!(u64_at(&card.seen.lock().unwrap()[0], at), memory.address());
+        let reply = reply.unwrap();
+        assert_eq!(reply[8..][..sent.len()], sent);
+        let head = &reply[8 + sent.len()..];
+        assert_eq!([0, 4, 8, 12].map(|at| u32_at(head, at)), [REGISTRATION, 0, 1, 0]);
     }
+}
+
+#[test]
+fn memory_of_a_refused_call_is_not_held() {
+    let compiled = profile();
+    let rig = Rig::new(&compiled);
+    let sent = Block::new(184).u32(8, 27).u64(0x40, GUEST).u64(0x48, 4095).0;
+    let call = rig.gather(Ctl, 0xc0b8_464a, &sent);
+    let body = call.body();
+    let parsed = Call::parse(&body).unwrap();
+    let refused = Refused::new(&compiled, Ctl, &parsed, Verdict::Limit);
+    let mut reply = Vec::new();
+    refused.finish(&compiled, Ctl, &parsed, &mut reply).unwrap();
+    let head = &reply[8 + sent.len()..];
+    assert_eq!([0, 4, 8, 12].map(|at| u32_at(head, at)), [REGISTRATION, 0, 0, 0]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Mutex;
 
 use nvguest_abi::compiled::Compiled;
-use nvguest_abi::rules::{rule_flags, Rule, OP_FD};
+use nvguest_abi::rules::{rule_flags, Rule, OP_FD, OP_PAGES};
 use nvguest_abi::FileKind;
 
 use super::guest::{Gathered, Guest};
@@ -84,6 +84,9 @@ impl<'c> Card<'c> {
             let value = rule.value(&block).expect("the field is in the block");
             if rule.op == OP_FD {
                 self.descriptor(rule, value);
+            } else if rule.op == OP_PAGES {
+                let length = rule.registers(&block).expect("the limit is in the block");
+                assert!(frame.registered(value, length).is_some(), "{value:#x} is not ours");
             } else if value != 0 {
                 let length = rule.length(&block).expect("the length is in bounds") as usize;
                 self.block(frame, value, length, self.compiled.rules.subs(rule));

@@ -1,6 +1,6 @@
 //! Arguments with all that the profile's rules reach from them.
 
-use nvguest_abi::rules::{rule_flags, Rule, Rules, NO_OFFSET, OP_FD};
+use nvguest_abi::rules::{rule_flags, Rule, Rules, NO_OFFSET, OP_FD, OP_PAGES};
 use nvguest_abi::FileKind::{Cap, Ctl, Gpu, Uvm};
 
 use super::guest::{Guest, GUEST};
@@ -33,6 +33,8 @@ pub fn furnish(guest: &mut Guest, rules: &Rules, list: &[Rule], block: &mut [u8]
             let files = [(Ctl, 11), (Gpu, 12), (Uvm, 13), (Cap, 14)];
             let file = files.iter().find(|(kind, _)| kind.bit() & kinds != 0);
             (file.expect("it may name some file").1, rule.fd_width)
+        } else if rule.op == OP_PAGES {
+            (GUEST & !0xfff, 8)
         } else {
             let mut inner = planted(rule.length(block).expect("furnished above") as usize);
             if rule.has(rule_flags::IN) {

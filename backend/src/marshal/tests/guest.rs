@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use nvguest_abi::rules::{rule_flags, Rule, Rules, OP_FD};
+use nvguest_abi::rules::{rule_flags, Rule, Rules, OP_FD, OP_PAGES, PAGE};
 use nvguest_abi::FileKind;
 use zerocopy::IntoBytes;
 
-use crate::wire::{padded, FdRecord, IoctlReq};
+use crate::wire::{padded, FdRecord, IoctlReq, Pages, Run};
 
 /// Where a guest program's memory is: nothing of ours is ever near.
 pub const GUEST: u64 = 0x7777_4141_0000_0000;
+
+/// The number of every registration.
+pub const REGISTRATION: u32 = 7;
 
 /// A guest program: its memory and its descriptors.
 #[derive(Default)]
@@ -28,7 +31,7 @@ pub struct Gathered {
     pub fds: Vec<(u16, u16, u32)>,
     /// Bytes of the segments that are read.
     pub data: Vec<Vec<u8>>,
-    /// Address and length of the segments that come back.
+    /// Address and length of the segments that come back; of pages, whose head does, no address.
     pub out: Vec<(u64, usize)>,
 }
 
@@ -66,6 +69,10 @@ impl Guest {
             call.fds.push((number, rule.offset.get(), file));
             return None;
         }
+        if rule.op == OP_PAGES {
+            call.pages(value, rule.registers(block).expect("the limit is in the block"));
+            return None;
+        }
         if value == 0 {
             return None;
         }
@@ -87,6 +94,10 @@ impl Guest {
         let argument = reply[8..8 + call.argument.len()].to_vec();
         let mut at = 8 + padded(argument.len());
         for &(address, length) in &call.out {
+            if address == 0 {
+                at += length;
+                continue;
+            }
             let block = self.memory.get_mut(&address).expect("it was gathered from");
             block[..length].copy_from_slice(&reply[at..at + length]);
             at += padded(length);
@@ -97,6 +108,16 @@ impl Guest {
 }
 
 impl Gathered {
+    /// Pages that the call registers, all in one run.
+    pub fn pages(&mut self, user: u64, bytes: u64) {
+        let head = Pages { registration: REGISTRATION.into(), ..Pages::default() };
+        let run = Run { address: user.into(), length: (bytes.div_ceil(PAGE) * PAGE).into() };
+        let list = [head.as_bytes(), run.as_bytes()].concat();
+        self.lengths.push(list.len() as u32);
+        self.data.push(list);
+        self.out.push((0, size_of::<Pages>()));
+    }
+
     /// The body of the request.
     pub fn body(&self) -> Vec<u8> {
         let head = IoctlReq {

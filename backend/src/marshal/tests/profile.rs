@@ -2,7 +2,7 @@
 
 use nvguest_abi::compiled::{ClassEntry, Compiled, ControlEntry, EscapeEntry, Verdict, ANY_SIZE};
 use nvguest_abi::rules::{
-    ioctl_flags, rule_flags, Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD,
+    ioctl_flags, rule_flags, Case, Ioctl, Rule, Rules, NO_OFFSET, OP_BUFFER, OP_FD, OP_PAGES,
 };
 use nvguest_abi::FileKind::{self, Cap, Ctl, Gpu, Modeset, Uvm};
 
@@ -50,6 +50,15 @@ pub fn fd(offset: u16, width: u8, kinds: &[FileKind], flags: u8) -> Spec {
     spec.rule.op = OP_FD;
     spec.rule.fd_width = width;
     spec.rule.fd_kinds = kinds.iter().fold(0, |bits, kind| bits | kind.bit()).into();
+    spec
+}
+
+/// Memory that the caller registers, whose bytes less one are at `limit`.
+pub fn pages(offset: u16, limit: u16) -> Spec {
+    let mut spec = buffer(offset, 0, 1);
+    spec.rule.op = OP_PAGES;
+    spec.rule.count_off = limit.into();
+    spec.rule.count_width = 8;
     spec
 }
 
@@ -236,8 +245,15 @@ fn allocations(builder: &mut Builder) {
     builder
         .ioctl(Ctl, 0x2b, 48, (0xc, 0x28), &[list(0x10, INOUT, 0x20, 1), rights()], &cases)
         .ioctl(Ctl, 0x2b, 32, (0xc, 0x1c), &[list(0x10, INOUT, 0x18, 1)], &old[..3])
-        .ioctl(Gpu, 0x27, 56, (NO_OFFSET, 0x28), &[fd(0x30, 4, &[Ctl], NEGATIVE)], &[])
-        .ioctl(Ctl, 0x4a, 184, (8, 0x14), &[], &[])
+        .ioctl(
+            Gpu,
+            0x27,
+            56,
+            (0xc, 0x28),
+            &[fd(0x30, 4, &[Ctl], NEGATIVE)],
+            &[(0x71, vec![pages(0x18, 0x20), fd(0x30, 4, &[Ctl], NEGATIVE)])],
+        )
+        .ioctl(Ctl, 0x4a, 184, (8, 0x14), &[], &[(27, vec![pages(0x40, 0x48)])])
         .class(0x05, 24, Verdict::Allow)
         .class(0x3e, 128, Verdict::Allow)
         .class(0x71, 40, Verdict::Allow)
