@@ -319,11 +319,21 @@ static int nvg_named_file(struct nvg_gather *g, int fd, u32 *id)
 	return 0;
 }
 
+static int nvg_pin_named(struct nvg_gather *g, u64 user, u32 npages,
+			 struct nvg_pinned *pinned)
+{
+	struct nvg_request *req = nvg_state(g)->req;
+	struct nvg_file *file = req->files[0]->private_data;
+
+	return nvg_pin(req, file->id, user, npages, g->reply_len, pinned);
+}
+
 static const struct nvg_gather_ops nvg_gather_ops = {
 	.read = nvg_user_read,
 	.write = nvg_user_write,
 	.grow = nvg_grow,
 	.file = nvg_named_file,
+	.pin = nvg_pin_named,
 };
 
 static int nvg_send_ioctl(struct nvg_call_state *call, struct nvg_file *file)
@@ -340,9 +350,11 @@ static int nvg_send_ioctl(struct nvg_call_state *call, struct nvg_file *file)
 	head->file = cpu_to_le32(file->id);
 	nvg_fill_caller(&head->caller);
 
+	req->late = nvg_pin_answered;
 	ret = nvg_call(file->queue, &call->req);
 	if (ret)
 		return ret;
+	nvg_pin_answered(req);
 	return nvg_scatter_reply(&call->g, req->in.va, req->used);
 }
 

@@ -49,6 +49,7 @@ static void nvg_device_free(struct kref *ref)
 		kfree(dev->queues[i].events);
 	kfree(dev->queues);
 	xa_destroy(&dev->files);
+	xa_destroy(&dev->pins);
 	kfree(dev);
 }
 
@@ -192,6 +193,7 @@ static struct nvg_device *nvg_device_new(struct virtio_device *vdev, u32 slots)
 	INIT_LIST_HEAD(&dev->procfs);
 	INIT_LIST_HEAD(&dev->gates);
 	xa_init_flags(&dev->files, XA_FLAGS_LOCK_IRQ);
+	xa_init_flags(&dev->pins, XA_FLAGS_LOCK_IRQ | XA_FLAGS_ALLOC1);
 	INIT_WORK(&dev->lost_work, nvg_lost_work);
 	INIT_DELAYED_WORK(&dev->beat, nvg_beat);
 	return dev;
@@ -300,8 +302,14 @@ static void nvg_end(struct nvg_device *dev)
 	WRITE_ONCE(dev->polled, true);
 	nvg_pretouch_stop_all(dev);
 	nvg_lost(dev, 0, U32_MAX);
-	if (!xa_empty(&dev->files) && nvg_hello(dev))
-		pr_warn("what open files hold stays with the host for now\n");
+	if (xa_empty(&dev->files) && xa_empty(&dev->pins))
+		goto stop;
+	WRITE_ONCE(dev->silent, nvg_hello(dev));
+	if (dev->silent)
+		pr_warn("what open files hold stays with the host for now, and registered memory pinned\n");
+	else
+		nvg_pins_released(dev, 0, U32_MAX);
+stop:
 	nvg_stop(dev);
 }
 
@@ -344,6 +352,8 @@ static int nvg_restore(struct virtio_device *vdev)
 		nvg_stop(dev);
 		return ret;
 	}
+	WRITE_ONCE(dev->silent, false);
+	nvg_pins_released(dev, 0, U32_MAX);
 	queue_delayed_work(nvg_wq, &dev->beat, HZ);
 	return 0;
 }

@@ -8,6 +8,7 @@
  * chardev.c  open, close, ioctl, processes
  * schema.c   from an ioctl to its message and back
  * window.c   mmap: placements and their life
+ * pages.c    memory of programs that the host has
  * pretouch.c fresh memory of the card is touched in advance
  * touch.c    which pages of it, in which pieces
  * caching.c  whether the window is write-back for the guest
@@ -17,7 +18,8 @@
  * pci.c      the card's PCI identity
  *
  * Locks, outermost first: mmap_lock, nvg_device.procs_lock, nvg_queue.lock,
- * the xa_lock of nvg_device.files. nvg_file.lock is innermost.
+ * the xa_lock of nvg_device.files. nvg_file.lock and the xa_lock of
+ * nvg_device.pins are innermost.
  */
 #ifndef NVGUEST_H
 #define NVGUEST_H
@@ -47,6 +49,7 @@
 
 struct nvg_device;
 struct nvg_pci;
+struct nvg_pin;
 
 struct nvg_queue {
 	struct nvg_device *dev;
@@ -99,6 +102,7 @@ struct nvg_request {
 	/* Closes what the reply of an abandoned request created. */
 	void (*late)(struct nvg_request *req);
 	struct nvg_request *undo;	/* for late to send */
+	struct nvg_pin *pin;		/* memory that it registers */
 
 	/* Under the queue's lock until done: */
 	struct list_head node;
@@ -166,6 +170,7 @@ struct nvg_device {
 	u32 epoch;			/* of this instance; a stop ends it */
 	bool polled;			/* at start and end: no interrupts */
 	bool ending;			/* no answer is waited for for long */
+	bool silent;			/* the host did not say that it let go */
 	const char *interrupts;		/* how they come, in words */
 	u32 slots;
 	u32 nqueues;
@@ -197,6 +202,9 @@ struct nvg_device {
 
 	struct xarray files;		/* by wire file, under its xa_lock */
 	u32 lost_count;			/* LOST events; under that xa_lock */
+	struct xarray pins;		/* by registration, under its xa_lock */
+	u32 next_pin;
+	atomic_long_t pinned;		/* pages */
 	struct work_struct lost_work;
 	struct delayed_work beat;	/* is the backend there? */
 };
@@ -259,6 +267,14 @@ static inline bool nvg_file_lost(const struct nvg_file *file)
 /* window.c */
 int nvg_mmap(struct file *filp, struct vm_area_struct *vma);
 void nvg_file_zap(struct nvg_file *file);
+
+/* pages.c */
+int nvg_pin(struct nvg_request *req, u32 file, u64 user, u32 npages,
+	    u32 reply_at, struct nvg_pinned *pinned);
+void nvg_pin_answered(struct nvg_request *req);
+void nvg_pin_put(struct nvg_request *req);
+void nvg_pin_released(struct nvg_device *dev, u32 file);
+void nvg_pins_released(struct nvg_device *dev, u32 first, u32 last);
 
 /* pretouch.c */
 int nvg_pretouch_init(void);

@@ -151,6 +151,11 @@ static void nvg_event(struct nvg_device *dev, const struct nvg_event *event)
 		break;
 	case NVG_EVENT_LOST:
 		nvg_lost(dev, id, NVG_FILE_NUMBER(id) ? id : id | 0xffff);
+		nvg_pins_released(dev, id,
+				  NVG_FILE_NUMBER(id) ? id : id | 0xffff);
+		break;
+	case NVG_EVENT_RELEASED:
+		nvg_pin_released(dev, id);
 		break;
 	default:
 		pr_warn_ratelimited("event of unknown kind %u ignored\n",

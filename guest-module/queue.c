@@ -210,6 +210,7 @@ void nvg_request_free(struct nvg_request *req)
 {
 	if (!req)
 		return;
+	nvg_pin_put(req);
 	while (req->nfiles)
 		fput(req->files[--req->nfiles]);
 	if (req->undo)

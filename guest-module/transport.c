@@ -261,6 +261,8 @@ void nvg_beat(struct work_struct *work)
 		       patience);
 		nvg_cut(dev);
 		nvg_lost(dev, 0, U32_MAX);
+		/* Its workers went with it, seconds ago. */
+		nvg_pins_released(dev, 0, U32_MAX);
 		return;
 	}
 	queue_delayed_work(nvg_wq, &dev->beat, HZ);
