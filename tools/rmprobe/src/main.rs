@@ -14,6 +14,7 @@ mod checks;
 mod hostile;
 mod intrude;
 mod modes;
+mod registered;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -68,10 +69,11 @@ struct Options {
     #[arg(long, value_name = "MIB", default_value_t = 2)]
     size: u64,
     /// Allocates video memory, so much at a time, until there is no more
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    #[arg(long, group = "kept", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     fill: Option<u64>,
-    /// --fill goes on by smaller steps, until less than half of --size is left, and keeps it all
-    #[arg(long, value_name = "SECONDS", requires = "fill")]
+    /// --fill goes on by smaller steps, until less than half of --size is left, and keeps it all;
+    /// --register keeps the memory registered
+    #[arg(long, value_name = "SECONDS", requires = "kept")]
     keep: Option<u64>,
     /// Fires what no guest may do, and expects each refusal
     #[arg(long)]
@@ -82,6 +84,12 @@ struct Options {
     /// Tries what no process may do to another's client and memory, as --hold tells of them
     #[arg(long, value_name = "CLIENT:MEMORY", value_parser = intrude::target)]
     intrude: Option<intrude::Target>,
+    /// Registers memory of its own, up to so much, which a guest may with the capability `compute`
+    #[arg(long, group = "kept", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    register: Option<u64>,
+    /// --register has the card write there, which a simulated one does without being set up
+    #[arg(long, requires = "register")]
+    simulated: bool,
     /// Stays in one call for so long (a real card takes a second at most)
     #[arg(long, value_name = "MS")]
     block: Option<u64>,
@@ -125,6 +133,15 @@ fn run(options: &Options, card: &Card, report: &mut Report) {
     }
     if let Some(target) = options.intrude {
         report.each("intrude", |tell| intrude::run(card, target, tell));
+        return;
+    }
+    if let (Some(mib), Some(time)) = (options.register, options.keep) {
+        let time = Duration::from_secs(time);
+        report.time("register", || registered::keep(card, mib, time));
+        return;
+    }
+    if let Some(mib) = options.register {
+        report.each("register", |tell| registered::run(card, mib, options.simulated, tell));
         return;
     }
     let seconds = |count| Duration::from_secs(count);
