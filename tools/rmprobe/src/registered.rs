@@ -79,13 +79,17 @@ fn same(memory: &Mapping, seed: u64, when: &str) -> Result<()> {
 fn whole(session: &Session, bytes: u64) -> Result<String> {
     let memory = anonymous(bytes)?;
     memory.fill(1, memory.bytes());
+    let began = Instant::now();
     let object = register(session, &memory)?;
+    let registered = began.elapsed();
     let duplicate = session.client.duplicate(session.device, &session.client, object)?;
     same(&memory, 1, "while registered")?;
     free(session, object)?;
+    let began = Instant::now();
     free(session, duplicate)?;
+    let freed = began.elapsed();
     same(&memory, 1, "afterwards")?;
-    Ok(format!("{} MiB, and a duplicate", bytes >> 20))
+    Ok(format!("{} MiB in {registered:.1?}, its last object freed in {freed:.1?}", bytes >> 20))
 }
 
 /// Registers `bytes` at an offset in a page of its own.
@@ -124,9 +128,12 @@ fn many(session: &Session) -> Result<String> {
         let (outcome, object) = session.register(place(index), 16 * PAGE);
         outcome.ok(format!("registration {index}")).map(|()| object)
     };
+    memory.fill(8, memory.bytes());
+    let began = Instant::now();
     let objects = (0..COUNT).map(register).collect::<Result<Vec<u32>>>()?;
+    let each = began.elapsed() / COUNT as u32;
     objects.iter().rev().try_for_each(|&object| free(session, object))?;
-    Ok(format!("{COUNT} at a time"))
+    Ok(format!("{COUNT} of 64 KiB at a time, each in {each:.1?}"))
 }
 
 /// The memory is RM's as long as its object, whatever the program does with the addresses.
