@@ -11,21 +11,21 @@
 /* A schema for tests. Little-endian hosts only, as these tests are. */
 static struct {
 	struct nvg_schema head;
-	struct nvg_schema_ioctl ioctls[6];
+	struct nvg_schema_ioctl ioctls[7];
 	struct nvg_schema_case cases[2];
-	struct nvg_schema_rule rules[8];
+	struct nvg_schema_rule rules[9];
 } schema;
 
-enum { PARAMS, PARAMS_LIST, LIST, FD, FD_WIDE, LIST_FD, SMALL, UNREAD };
+enum { PARAMS, PARAMS_LIST, LIST, FD, FD_WIDE, LIST_FD, SMALL, UNREAD, PAGES };
 
 static void make_schema(void)
 {
 	memset(&schema, 0, sizeof(schema));
 	schema.head.magic = NVG_SCHEMA_MAGIC;
 	schema.head.version = NVG_VERSION;
-	schema.head.nioctls = 6;
+	schema.head.nioctls = 7;
 	schema.head.ncases = 2;
-	schema.head.nrules = 8;
+	schema.head.nrules = 9;
 
 	/* {u32 key, u32 size, u64 params}: params, and for a key what they reach */
 	schema.ioctls[0] = (struct nvg_schema_ioctl) {
@@ -45,7 +45,11 @@ static void make_schema(void)
 	schema.ioctls[4] = (struct nvg_schema_ioctl) {
 		.kind = NVG_FILE_GPU, .flags = NVG_IOCTL_BY_NR, .select = NONE,
 		.nr = 1, .size = 16, .first_rule = SMALL, .nrules = 2 };
+	/* {u64 address, u64 bytes less one} */
 	schema.ioctls[5] = (struct nvg_schema_ioctl) {
+		.kind = NVG_FILE_GPU, .flags = NVG_IOCTL_BY_NR, .select = NONE,
+		.nr = 2, .size = 16, .first_rule = PAGES, .nrules = 1 };
+	schema.ioctls[6] = (struct nvg_schema_ioctl) {
 		.kind = NVG_FILE_UVM, .select = NONE, .nr = 0x30000001,
 		.size = 24 };
 	schema.cases[0] = (struct nvg_schema_case) {
@@ -78,6 +82,9 @@ static void make_schema(void)
 	schema.rules[UNREAD] = (struct nvg_schema_rule) {
 		.op = NVG_RULE_BUFFER, .flags = NVG_RULE_NULL_OK, .offset = 8,
 		.count_off = NONE, .add = 4, .max = 4 };
+	schema.rules[PAGES] = (struct nvg_schema_rule) {
+		.op = NVG_RULE_PAGES, .count_off = 8, .count_width = 8,
+		.add = 1, .max = 8 };
 }
 
 static int load(struct nvg_rules *rules)
@@ -331,6 +338,82 @@ static void a_failed_call_may_bring_its_argument_back(void)
 	CHECK(c.memory[0] == 0xee && !c.memory[100]);
 }
 
+static int gather_pages(u64 user, u64 bytes)
+{
+	begin();
+	put64(0, user);
+	put64(8, bytes - 1);
+	return nvg_gather_call(&c.g, NVG_FILE_GPU, _IOWR('F', 2, u64[2]), BASE);
+}
+
+static void memory_that_is_registered_goes_as_runs_of_pages(void)
+{
+	const struct nvg_pages *head;
+	const struct nvg_run *runs;
+
+	CHECK(!gather_pages(BASE + 4096, 2 * 4096 + 1));
+	CHECK(message()->nsegs == 1);
+	CHECK(get_unaligned_le32(body(0)) == sizeof(*head) + 2 * sizeof(*runs));
+	head = (const void *)body(8 + 16);
+	runs = (const void *)(head + 1);
+	CHECK(head->registration == 7 && !head->error && !head->held);
+	CHECK(runs[0].address == 2 * (BASE + 4096) && runs[0].length == 8192);
+	CHECK(runs[1].address == 2 * (BASE + 3 * 4096) && runs[1].length == 4096);
+	CHECK(message()->req.len == sizeof(struct nvg_ioctl) + 8 + 16 + 16 + 32);
+	CHECK(c.g.reply_len == 16 + 16 + sizeof(*head));
+}
+
+static void memory_that_cannot_be_registered_goes_as_the_reason_why(void)
+{
+	static const struct {
+		u64 user, bytes;
+		u32 error;
+	} cases[] = {
+		{ BASE + 4096 + 8, 4096, EINVAL },
+		{ BASE + 4096, 0, EINVAL },
+		{ BASE + 4096, 8 * 4096 + 1, EINVAL },
+		{ BASE + 4096, U64_MAX, EINVAL },
+		{ 0, 4096, EFAULT },
+		{ BASE + sizeof(c.memory), 4096, EFAULT },
+	};
+	const struct nvg_pages *head;
+	u32 i;
+
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		CHECK(!gather_pages(cases[i].user, cases[i].bytes));
+		CHECK(get_unaligned_le32(body(0)) == sizeof(*head));
+		head = (const void *)body(8 + 16);
+		CHECK(head->registration == 7 && head->error == cases[i].error);
+	}
+}
+
+static void pages_in_too_many_pieces_for_a_message_go_as_no_memory(void)
+{
+	const struct nvg_pages *head;
+
+	u32 whole;
+
+	CHECK(!gather_pages(BASE + 4096, 8 * 4096));
+	whole = c.g.used;
+	begin();
+	put64(0, BASE + 4096);
+	put64(8, 8 * 4096 - 1);
+	c.g.max_request = whole - 1;
+	CHECK(!nvg_gather_call(&c.g, NVG_FILE_GPU, _IOWR('F', 2, u64[2]), BASE));
+	CHECK(get_unaligned_le32(body(0)) == sizeof(*head));
+	head = (const void *)body(8 + 16);
+	CHECK(head->registration == 7 && head->error == ENOMEM);
+}
+
+static void a_reply_writes_nothing_to_registered_memory(void)
+{
+	CHECK(!gather_pages(BASE + 4096, 4096));
+	CHECK(reply(0, 7, 48, 48, 16) == 7);
+	CHECK(c.memory[0] == 0xee && !c.memory[4096] && !c.memory[8191]);
+	CHECK(reply(0, 7, 32, 32, 16) == -EPROTO);
+	CHECK(reply(EIO, 7, 32, 32, 16) == -EIO);
+}
+
 static void a_malformed_reply_is_refused(void)
 {
 	begin();
@@ -359,7 +442,7 @@ static void an_unsound_schema_is_refused(void)
 	BAD(schema.head.version++);
 	BAD(schema.head.reserved[2] = 1);
 	BAD(schema.head.nioctls++);
-	BAD(schema.head.nrules = 0x08000008);
+	BAD(schema.head.nrules = 0x08000009);
 	BAD(schema.ioctls[0].kind = NVG_FILE_KINDS);
 	BAD(schema.ioctls[0].flags = 4);
 	BAD(schema.ioctls[0].size = NVG_MAX_ARG + 1);
@@ -369,10 +452,15 @@ static void an_unsound_schema_is_refused(void)
 	BAD(schema.ioctls[1].nr = 0x2a);
 	BAD(schema.ioctls[3].size = 0);
 	BAD(schema.cases[1].key = 0x101);
-	BAD(schema.cases[1].nrules = 9);
+	BAD(schema.cases[1].nrules = 10);
 	BAD(schema.rules[LIST].first_sub = FD; schema.rules[LIST].nsubs = 1);
-	BAD(schema.rules[PARAMS].nsubs = 9);
-	BAD(schema.rules[PARAMS].op = 3);
+	BAD(schema.rules[PARAMS].nsubs = 10);
+	BAD(schema.rules[PARAMS].op = 4);
+	BAD(schema.rules[PAGES].flags = IN);
+	BAD(schema.rules[PAGES].count_width = 4);
+	BAD(schema.rules[PAGES].nsubs = 1);
+	BAD(schema.rules[LIST].op = 3; schema.rules[LIST].flags = 0;
+	    schema.rules[LIST].count_width = 8);
 	BAD(schema.rules[PARAMS].flags = 0x80);
 	BAD(schema.rules[PARAMS].count_width = 3);
 	BAD(schema.rules[FD].fd_width = 2);
@@ -409,7 +497,7 @@ static void noise_never_leaves_the_buffers(void)
 		put32(0, noise(2) ? 0x101 : 0x2a);
 		put32(4, noise(64));
 		if (!nvg_gather_call(&c.g, noise(3),
-				     schema.ioctls[noise(6)].nr |
+				     schema.ioctls[noise(7)].nr |
 				     (noise(2) ? 0xc0104600 : 0), BASE))
 			reply(noise(2), 0, noise(257), c.g.reply_len,
 			      c.g.arg_len);
@@ -433,6 +521,10 @@ int main(void)
 	limits_of_the_device_hold();
 	a_reply_goes_to_the_callers_own_pointers();
 	a_failed_call_may_bring_its_argument_back();
+	memory_that_is_registered_goes_as_runs_of_pages();
+	memory_that_cannot_be_registered_goes_as_the_reason_why();
+	pages_in_too_many_pieces_for_a_message_go_as_no_memory();
+	a_reply_writes_nothing_to_registered_memory();
 	a_malformed_reply_is_refused();
 	an_unsound_schema_is_refused();
 	noise_never_leaves_the_buffers();

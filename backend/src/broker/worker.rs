@@ -301,8 +301,8 @@ impl Listener {
                 let file = u32::try_from(file).unwrap_or(0);
                 let known = [wire::EVENT_READY, wire::EVENT_RELEASED];
                 let event = known.into_iter().find(|&kind| u64::from(kind) == event);
-                let event = event.ok_or(message.kind)?;
-                if wire::file_worker(file) == worker.number {
+                let is_its_own = wire::file_worker(file) == worker.number;
+                if let Some(event) = event.filter(|_| is_its_own) {
                     // CAST: poll's bits are few, and so is what is promised.
                     let (mask, more) = (mask as u32 & 0xffff, more as u32);
                     broker.control.event(event, file, mask, more);

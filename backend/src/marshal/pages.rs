@@ -51,7 +51,7 @@ pub enum Unfit {
 
 impl Offer {
     /// Takes a segment apart: its head, and what it offers. `None` if it is not whole.
-    pub(super) fn parse(list: &[u8], address: u64, bytes: u64, max: u32) -> Option<(&[u8], Self)> {
+    pub fn parse(list: &[u8], address: u64, bytes: u64, max: u32) -> Option<(&[u8], Self)> {
         let (head, rest) = list.split_at_checked(size_of::<Pages>())?;
         let said = Pages::read_from_bytes(head).ok()?;
         let runs = <[Run]>::ref_from_bytes(rest).ok()?;

@@ -6,7 +6,7 @@
 //! guest's budgets.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::calls::u32_at;
@@ -48,8 +48,8 @@ pub struct Objects {
     owners: HashMap<u32, u32>,
     /// Clients and objects that calls under way will make.
     expected: (usize, usize),
-    /// Objects that are memory of the guest's own.
-    registered: HashSet<(u32, u32)>,
+    /// Objects that are memory of the guest's own: their clients.
+    registered: HashMap<u32, Vec<u32>>,
     /// Such memory that RM may have for something else of the client: as long as that lives.
     kept: HashMap<u32, Vec<Arc<Registration>>>,
 }
@@ -64,7 +64,7 @@ impl Objects {
     pub fn made(&mut self, client: u32, object: u32, parent: u32, holds: Holds) {
         self.forget(client, object);
         if matches!(holds, Holds::Guest(_)) {
-            self.registered.insert((client, object));
+            self.registered.entry(object).or_default().push(client);
         }
         self.nodes.insert((client, object), Node { parent, holds });
         *self.children.entry((client, parent)).or_default() += 1;
@@ -73,7 +73,12 @@ impl Objects {
     fn forget(&mut self, client: u32, object: u32) -> Option<Holds> {
         let Node { parent, holds } = self.nodes.remove(&(client, object))?;
         if matches!(holds, Holds::Guest(_)) {
-            self.registered.remove(&(client, object));
+            if let Entry::Occupied(mut clients) = self.registered.entry(object) {
+                clients.get_mut().retain(|&other| other != client);
+                if clients.get().is_empty() {
+                    clients.remove();
+                }
+            }
         }
         if let Entry::Occupied(mut count) = self.children.entry((client, parent)) {
             *count.get_mut() -= 1;
@@ -89,18 +94,24 @@ impl Objects {
         self.nodes.get(&(client, object)).map(|node| node.holds.clone()).unwrap_or_default()
     }
 
-    /// A call of `client` has these bytes: memory of the guest's own whose object it may name is
-    /// RM's until the client is freed, for a channel, say, keeps the memory that it is made over.
-    pub fn may_keep(&mut self, client: u32, bytes: &[u8]) {
+    /// A call of `caller` has these bytes: memory of the guest's own whose object it may name is
+    /// RM's until that client and the object's own are freed, for a channel, say, keeps the memory
+    /// that it is made over.
+    pub fn may_keep(&mut self, caller: u32, bytes: &[u8]) {
         let words = bytes.chunks_exact(4).map(|word| u32_at(word, 0));
-        for object in words.filter(|&object| self.registered.contains(&(client, object))) {
-            let Some(Node { holds: Holds::Guest(named), .. }) = self.nodes.get(&(client, object))
-            else {
-                continue;
-            };
-            let kept = self.kept.entry(client).or_default();
-            if !kept.iter().any(|known| Arc::ptr_eq(known, named)) {
-                kept.push(Arc::clone(named));
+        for object in words {
+            for &owner in self.registered.get(&object).into_iter().flatten() {
+                let Some(Node { holds: Holds::Guest(named), .. }) =
+                    self.nodes.get(&(owner, object))
+                else {
+                    continue;
+                };
+                for client in [caller, owner] {
+                    let kept = self.kept.entry(client).or_default();
+                    if !kept.iter().any(|known| Arc::ptr_eq(known, named)) {
+                        kept.push(Arc::clone(named));
+                    }
+                }
             }
         }
     }

@@ -96,7 +96,7 @@ impl Drop for Registration {
 
 /// Where runs of guest-physical pages lie in the files of the guest's memory, in order; `None`
 /// if one is not all memory.
-fn pieces<'f>(
+pub fn pieces<'f>(
     runs: &[Run],
     regions: &[Region],
     files: &'f [OwnedFd],
@@ -205,6 +205,41 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::objects::Objects;
+    use crate::worker::rig;
+
+    fn registrations() -> Arc<Registrations> {
+        Registrations::new(1, Arc::new(Watcher::new(rig::broker(), std::time::Duration::ZERO)))
+    }
+
+    #[test]
+    fn memory_that_a_call_may_have_named_is_kept_as_long_as_the_clients_of_both() {
+        let all = registrations();
+        let registration = Arc::new(all.begin(1, 4096).unwrap());
+        let mut objects = Objects::default();
+        objects.client(0xc1, 1);
+        objects.client(0xc2, 1);
+        objects.made(0xc1, 7, 0xc1, Holds::Guest(registration));
+        objects.may_keep(0xc2, &[0, 0, 0, 0, 7, 0, 0, 0, 7, 0, 0, 0, 1]);
+        for (client, freed, bytes) in [(0xc1, 7, 4096), (0xc1, 0xc1, 4096), (0xc2, 0xc2, 0)] {
+            drop(objects.freed(client, freed));
+            assert_eq!(all.bytes(), bytes, "after {freed:#x}");
+        }
+    }
+
+    #[test]
+    fn memory_that_no_call_named_goes_with_its_object() {
+        let all = registrations();
+        let registration = Arc::new(all.begin(1, 4096).unwrap());
+        let mut objects = Objects::default();
+        objects.client(0xc1, 1);
+        objects.made(0xc1, 0x700, 0xc1, Holds::Guest(registration));
+        // Not at a multiple of four bytes, where no handle is.
+        objects.may_keep(0xc1, &[0, 0, 0, 0, 0, 0, 7, 0, 0]);
+        drop(objects.freed(0xc1, 0x700));
+        assert_eq!(all.bytes(), 0);
+        assert!(all.begin(1, 4096).is_some(), "its number is free again");
+    }
 
     #[test]
     fn runs_are_found_in_the_regions_that_they_cross_and_nowhere_else() {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use nvguest_abi::compiled::Verdict;
-use nvguest_abi::{status, FileKind};
+use nvguest_abi::{status, Capability, FileKind};
 
 use super::calls::{escape, u32_at, u64_at, HEAP_ALLOC, HEAP_ALLOC_RANGE};
 use super::session::Session;
@@ -185,11 +185,15 @@ impl Session {
         block.transpose().map_err(|_| (Verdict::Limit, status::NO_MEMORY))
     }
 
-    /// Whether a duplicate would keep memory that another process is charged for. How much that
-    /// is nobody knows here, and the other may be the first to go: then it would be nobody's.
+    /// Whether a duplicate would keep memory that another process is charged for, or has
+    /// registered. How much that is nobody knows here, and the other may be the first to go: then
+    /// it would be nobody's.
     pub(super) fn duplicates_unseen(&self, argument: &[u8]) -> bool {
         let source = lock(&self.objects).owner(u32_at(argument, 0xc));
-        source.is_none() && usage(&self.upstream, 0).is_ok_and(|it| it.budget != NO_BUDGET)
+        let may_be_registered = self.start.compiled.capabilities & Capability::Compute as u32 != 0;
+        source.is_none()
+            && (may_be_registered
+                || usage(&self.upstream, 0).is_ok_and(|it| it.budget != NO_BUDGET))
     }
 
     /// What RM gave of it.

@@ -12,6 +12,7 @@
 //! - [`message`]: what a process of it asks its worker
 //! - [`marshal`]: an ioctl on its way to the driver
 //! - [`policy`]: verdicts and answers
+//! - [`pages`]: memory that a program of it registers
 //! - [`interpreters`]: the schema as the guest module follows it, and as Rust does
 //!
 //! Of a worker that is no more what it was:
@@ -36,6 +37,7 @@ pub mod link;
 pub mod marshal;
 pub mod message;
 pub mod page;
+pub mod pages;
 pub mod policy;
 pub mod profiles;
 pub mod schema;
@@ -53,7 +55,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "admin", run: admin::run },
     Target { name: "broker", run: broker::run },
     Target { name: "chain", run: chain::run },
@@ -62,6 +64,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "marshal", run: marshal::run },
     Target { name: "message", run: message::run },
     Target { name: "page", run: page::run },
+    Target { name: "pages", run: pages::run },
     Target { name: "policy", run: policy::run },
     Target { name: "schema", run: schema::run },
     Target { name: "start", run: start::run },
