@@ -127,6 +127,7 @@ impl Session {
         if prepared.reply_len() > room {
             return Err(Errno::EMSGSIZE);
         }
+        let _turn = self.registrations.turn(prepared.offer().is_some());
         let status_at = status_offset(compiled, file.kind, &prepared);
         let makes = makes(file.kind, &prepared);
         let allowed = match makes.map_or(Ok(()), |resource| self.reserve(resource)) {

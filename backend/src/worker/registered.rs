@@ -7,16 +7,16 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nvguest_abi::compiled::Verdict;
-use nvguest_abi::status;
+use nvguest_abi::{status, Capability};
 
 use super::calls::{escape, u32_at};
 use super::exports;
 use super::objects::Holds;
 use super::session::Session;
-use super::start::Region;
+use super::start::{Region, Start};
 use super::watch::Watcher;
 use crate::errno::Errno;
 use crate::limits::Resource;
@@ -33,6 +33,9 @@ pub const HEAP_REGISTER: u64 = 27;
 pub struct Registrations {
     worker: u16,
     watcher: Arc<Watcher>,
+    /// Of a guest that may register: what a call does with an object is noted before or after RM
+    /// did it, so none may be under way while the object becomes such memory.
+    turns: Option<RwLock<()>>,
     /// The guest's numbers that are in use.
     live: Mutex<HashSet<u32>>,
     bytes: AtomicU64,
@@ -40,8 +43,20 @@ pub struct Registrations {
 
 impl Registrations {
     /// None yet. The guest is told through `watcher`.
-    pub fn new(worker: u16, watcher: Arc<Watcher>) -> Arc<Self> {
-        Arc::new(Self { worker, watcher, live: Mutex::default(), bytes: AtomicU64::new(0) })
+    pub fn new(start: &Start, watcher: Arc<Watcher>) -> Arc<Self> {
+        let may = start.compiled.capabilities & Capability::Compute as u32 != 0;
+        let turns = may.then(RwLock::default);
+        let (live, bytes) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { worker: start.worker, watcher, turns, live, bytes })
+    }
+
+    /// The turn of a call, with others or, if it registers memory, alone.
+    pub fn turn(&self, registers: bool) -> Turn<'_> {
+        let Some(turns) = &self.turns else { return Turn::Any };
+        match registers {
+            true => Turn::Alone(turns.write().unwrap_or_else(PoisonError::into_inner)),
+            false => Turn::Shared(turns.read().unwrap_or_else(PoisonError::into_inner)),
+        }
     }
 
     /// Bytes of all.
@@ -58,6 +73,17 @@ impl Registrations {
         let (all, held) = (Arc::clone(self), AtomicBool::new(false));
         Some(Registration { all, number, bytes, held })
     }
+}
+
+/// As long as it lives, a call is under way.
+#[allow(dead_code, reason = "what they guard ends with them")]
+pub enum Turn<'t> {
+    /// Nothing can be registered.
+    Any,
+    /// Beside other calls.
+    Shared(RwLockReadGuard<'t, ()>),
+    /// Beside no other.
+    Alone(RwLockWriteGuard<'t, ()>),
 }
 
 /// One registration. When the last owner lets go of it, RM has.
@@ -204,12 +230,38 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use nvguest_abi::compiled::Compiled;
+
     use super::*;
     use crate::worker::objects::Objects;
     use crate::worker::rig;
 
     fn registrations() -> Arc<Registrations> {
-        Registrations::new(1, Arc::new(Watcher::new(rig::broker(), std::time::Duration::ZERO)))
+        Registrations::new(&rig::start(), Arc::new(Watcher::new(rig::broker(), Duration::ZERO)))
+    }
+
+    #[test]
+    fn memory_is_registered_beside_no_call_that_may_name_it() {
+        let mut start = rig::start();
+        let compiled = Compiled { capabilities: Capability::Compute as u32, ..Compiled::default() };
+        start.compiled = Arc::new(compiled);
+        let watcher = Arc::new(Watcher::new(rig::broker(), Duration::ZERO));
+        let all = Registrations::new(&start, watcher);
+        let (one, other) = (all.turn(false), all.turn(false));
+        let alone = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _turn = all.turn(true);
+                alone.store(true, Ordering::Release);
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            drop(one);
+            assert!(!alone.load(Ordering::Acquire), "one call is under way");
+            drop(other);
+        });
+        assert!(alone.into_inner());
     }
 
     #[test]

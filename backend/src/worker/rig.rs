@@ -34,12 +34,10 @@ pub fn broker() -> Arc<Upstream> {
     upstream
 }
 
-/// A session on a simulated card, whose guest has a control node and the card's.
-pub fn session() -> Session {
-    let card = SimCards::create(1, SimCards::DEFAULT_SIZE).unwrap();
-    let host = Arc::new(SimHost::new(card, SimOptions::default()).unwrap());
+/// Worker 1 of a guest that has a control node and a simulated card's.
+pub fn start() -> Start {
     let node = |kind, minor| Some(Node { path: String::new(), kind, minor, gpu_id: 6 });
-    let start = Start {
+    Start {
         worker: 1,
         host: HostKind::Sim,
         process: Process::default(),
@@ -55,12 +53,18 @@ pub fn session() -> Session {
         weight: 10,
         compiled: Arc::default(),
         nodes: Arc::new(vec![node(FileKind::Ctl, 255), node(FileKind::Gpu, 0)]),
-    };
+    }
+}
+
+/// A session of that worker.
+pub fn session() -> Session {
+    let card = SimCards::create(1, SimCards::DEFAULT_SIZE).unwrap();
+    let host = Arc::new(SimHost::new(card, SimOptions::default()).unwrap());
     let common = Common {
         page: Arc::new(SlotPage::create().unwrap()),
         rates: Arc::new(Rates::create().unwrap()),
         trace: Trace::create().unwrap(),
         arena: None,
     };
-    Session::new(start, host, broker(), common).unwrap()
+    Session::new(start(), host, broker(), common).unwrap()
 }

@@ -168,7 +168,7 @@ impl Session {
             share: Share::new(Arc::clone(&upstream)),
             rates: (rates, Rates::own()?),
             slices: Slices::new(start.weight)?,
-            registrations: Registrations::new(start.worker, Arc::clone(&watcher)),
+            registrations: Registrations::new(&start, Arc::clone(&watcher)),
             start,
             host,
             upstream,
