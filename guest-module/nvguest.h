@@ -6,7 +6,8 @@
  * transport.c  configuration, queues, interrupts
  * queue.c    requests, rings, waiting
  * chardev.c  open, close, ioctl, processes
- * schema.c   from an ioctl to its message and back
+ * rules.c    the schema's tables
+ * schema.c   by them from an ioctl to its message and back
  * window.c   mmap: placements and their life
  * pages.c    memory of programs that the host has
  * pretouch.c fresh memory of the card is touched in advance

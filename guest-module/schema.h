@@ -98,7 +98,20 @@ struct nvg_gather {
 	struct nvg_fd fds[NVG_MAX_FDS];
 };
 
+/* rules.c */
 int nvg_rules_init(struct nvg_rules *rules, const void *blob, size_t len);
+const struct nvg_schema_ioctl *nvg_rules_find(const struct nvg_rules *rules,
+					      u8 kind, u32 cmd, u32 size);
+u32 nvg_rules_select(const struct nvg_rules *rules,
+		     const struct nvg_schema_ioctl *entry, const u8 *arg,
+		     u32 len, const struct nvg_schema_rule **first);
+
+static inline bool nvg_in_block(u32 offset, u32 width, u32 len)
+{
+	return offset <= len && width <= len - offset;
+}
+
+/* schema.c */
 int nvg_gather_call(struct nvg_gather *g, u8 kind, u32 cmd, u64 arg);
 int nvg_scatter_reply(struct nvg_gather *g, const void *reply, u32 len);
 

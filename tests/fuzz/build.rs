@@ -5,7 +5,7 @@ use std::process::Command;
 
 fn main() {
     let module = Path::new("../../guest-module");
-    let sources = ["tests/gather.c", "schema.c"].map(|file| module.join(file));
+    let sources = ["tests/gather.c", "rules.c", "schema.c"].map(|file| module.join(file));
     for file in ["schema.h", "virtio_nvguest.h", "tests/shim.h", "tests/memory.h"] {
         println!("cargo::rerun-if-changed={}", module.join(file).display());
     }

@@ -2,11 +2,12 @@
 
 fn main() {
     let module = "../../guest-module";
-    for file in ["schema.c", "schema.h", "virtio_nvguest.h", "tests/shim.h"] {
+    for file in ["rules.c", "schema.c", "schema.h", "virtio_nvguest.h", "tests/shim.h"] {
         println!("cargo::rerun-if-changed={module}/{file}");
     }
     println!("cargo::rerun-if-changed=c/call.c");
     cc::Build::new()
+        .file(format!("{module}/rules.c"))
         .file(format!("{module}/schema.c"))
         .file("c/call.c")
         .include(module)
