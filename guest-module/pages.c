@@ -175,7 +175,9 @@ void nvg_pin_put(struct nvg_request *req)
 		return;
 	req->pin = NULL;
 	xa_lock_irq(&pin->dev->pins);
-	held = pin->held || READ_ONCE(pin->dev->silent);
+	/* Of a host that does not answer nobody knows what it has. */
+	pin->held |= READ_ONCE(pin->dev->silent);
+	held = pin->held;
 	if (!held)
 		__xa_erase(&pin->dev->pins, pin->number);
 	xa_unlock_irq(&pin->dev->pins);

@@ -16,3 +16,16 @@ s.sendall(json.dumps({"schema": 1} | json.loads(sys.argv[2])).encode() + b"\n")
 answer = json.load(s.makefile())
 print(json.dumps(answer.get("answer", answer)))' "$1" "${2:-{\"request\":\"status\"\}}"
 }
+# The processor that the card interrupts most.
+home() {
+  awk '/nvidia/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n[i - 2] += $i}
+    END {for (i in n) if (n[i] > n[best]) best = i; print best + 0}' /proc/interrupts
+}
+# Keeps a backend, all that it starts and its VMM's main thread on some processors, the VMM's virtual ones on others.
+place() {
+  local qemu=$1 backend=$2 pid task
+  for pid in "$qemu" "$backend" $(pgrep -P "$backend"); do taskset -acp "$3" "$pid" > /dev/null; done
+  for task in "/proc/$qemu/task"/*; do
+    case $(cat "$task/comm") in CPU*) taskset -cp "$4" "${task##*/}" > /dev/null ;; esac
+  done
+}

@@ -2,7 +2,8 @@
 # Several guests under QEMU on one card: equal shares beside as many native processes, shares by
 # weight, budgets. The guests are booted once and get their weights and budgets while they run.
 # About 230 s on 16 processors; `GUESTS=3 SECTIONS=weights` 75. GUEST has further words for every guest
-# (`--append idle=poll`), ONLY a pattern of the runs' names. Run as root: it unpacks Vulkan loaders into /.
+# (`--append idle=poll`), ONLY a pattern of the runs' names. With PLACED=1 the one guest of GUESTS=1, and the native program
+# beside it, are woken on the processor that the card interrupts (as in render.sh). Run as root: it unpacks Vulkan loaders into /.
 # Usage: OUT=folder [SECTIONS='equal weights budgets'] tests/h200/guests.sh [bundle folder [folder with nesprobe and loaders]]
 # The folders are filled by: cargo xtask bundle; tests/h200/nesprobe.sh --pack
 set -u
@@ -19,7 +20,7 @@ exec > >(tee "$out/log.txt") 2>&1
 has() { case " ${SECTIONS:-equal weights budgets} " in *" $1 "*) ;; *) return 1 ;; esac; }
 . "$(dirname "$0")/common.sh"
 used() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; }
-nesprobe() { timeout 90 "$loaders/nesprobe" "$@"; }
+nesprobe() { timeout 90 ${placed:-} "$loaders/nesprobe" "$@"; }
 admin() { echo "$work/$1"/nvguest-*/guest0/admin; }
 limit() { ask "$(admin "$1")" "{\"request\":\"limits\",\"set\":{$2}}" > /dev/null; }
 account() { ask "$(admin "$1")" | python3 -c 'import json, sys
@@ -133,6 +134,13 @@ done
 echo "$guests guests are up after $SECONDS s; card: $(used) MiB"
 one=$(calibrated 1); passes=100; many=$(calibrated $passes $small)
 echo "cost of a 10 ms frame: $one in one pass, $many in each of $passes"
+
+if [ -n "${PLACED:-}" ]; then
+  home=$(home)
+  placed="taskset -c $home"
+  place "$(pgrep -fo qemu-system)" "$(pgrep -fo vhost-user-nvguest)" "$home" $(((home + 2) % $(nproc --all)))
+  echo "the card interrupts processor $home"
+fi
 
 if has equal; then
 section 'equal guests, beside as many native processes: frames of one draw'

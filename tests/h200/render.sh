@@ -85,16 +85,8 @@ section 'frames, by turns'
 # is left to the scheduler, and once it is there: the native program, or backend and QEMU's main
 # thread. The guest's own processors spin elsewhere.
 all=0-$(($(nproc --all) - 1))
-home=$(awk '/nvidia/ {for (i = 2; i <= NF && $i ~ /^[0-9]+$/; i++) n[i - 2] += $i}
-  END {for (i in n) if (n[i] > n[best]) best = i; print best + 0}' /proc/interrupts)
+home=$(home)
 echo "the card interrupts processor $home of $all"
-place() {
-  local pid
-  for pid in "$qemu" "$backend" $(pgrep -P "$backend"); do taskset -acp "$1" "$pid" > /dev/null; done
-  for task in "/proc/$qemu/task"/*; do
-    case $(cat "$task/comm") in CPU*) taskset -cp "$2" "${task##*/}" > /dev/null ;; esac
-  done
-}
 frames() {
   local where=$1 processors=$2 wait=$3 cost round way options line
   for cost in "$ten" $((ten * 2)); do
@@ -109,9 +101,9 @@ frames() {
   done
 }
 for wait in ${WAITS:-wait=block wait=spin frames-in-flight=2}; do frames 'left to the scheduler' "$all" "$wait"; done
-place "$home" "$(((home + 2) % $(nproc --all)))"
+place "$qemu" "$backend" "$home" "$(((home + 2) % $(nproc --all)))"
 frames 'where the card interrupts' "$home" wait=block
-place "$all" "$all"
+place "$qemu" "$backend" "$all" "$all"
 # A processor that halts takes its time to wake: what is only run when nothing else is keeps it awake.
 spinners=()
 for processor in $(seq 0 $(($(nproc --all) - 1))); do
