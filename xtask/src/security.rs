@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::prepare::root;
 
 /// Where every test is an attack, or shows what one finds.
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 20] = [
     "backend/tests/conformance/messages.rs",
     "backend/tests/conformance/chains.rs",
     "backend/tests/conformance/calls.rs",
@@ -18,6 +18,7 @@ const SOURCES: [&str; 18] = [
     "backend/tests/conformance/cards.rs",
     "backend/tests/conformance/mappings.rs",
     "backend/tests/conformance/arena.rs",
+    "backend/tests/conformance/registered.rs",
     "backend/tests/conformance/limits.rs",
     "backend/tests/conformance/endurance.rs",
     "backend/tests/conformance/processes.rs",
@@ -27,6 +28,7 @@ const SOURCES: [&str; 18] = [
     "backend/src/marshal/tests/any.rs",
     "backend/src/policy/sharing.rs",
     "backend/src/broker/arena.rs",
+    "backend/src/worker/registered.rs",
     "backend/src/sandbox/calls.rs",
     "abi-profiles/tests/controls.rs",
 ];
