@@ -327,6 +327,7 @@ fn an_ioctl_without_an_argument_is_made_with_none() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it maps files")]
 fn memory_that_the_caller_registers_is_the_session_s_to_give() {
     let compiled = profile();
     let mut rig = Rig::new(&compiled);
