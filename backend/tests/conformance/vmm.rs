@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 use nvguest_frontend::backend::{is_alive, wait_until, Backend};
 use nvguest_frontend::memory::Memory;
 use nvguest_frontend::rm::Client;
@@ -143,9 +144,22 @@ fn a_second_backend_on_the_same_socket_leaves_the_first_alone() {
     guest.probe().unwrap();
 }
 
+/// The processes that a process has started.
+fn children(pid: i32) -> Vec<Pid> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+    let lists: Vec<String> = tasks.filter_map(|task| of(task).ok()).collect();
+    let pids = lists.iter().flat_map(|list| list.split_whitespace());
+    pids.map(|pid| Pid::from_raw(pid.parse().unwrap())).collect()
+}
+
 #[test]
 fn a_socket_that_a_killed_backend_left_is_taken_over() {
     let mut first = start();
+    // Its starter would remove the socket.
+    let started = children(first.pid());
+    assert!(!started.is_empty());
+    started.into_iter().for_each(|pid| kill(pid, Signal::SIGKILL).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.ended(LONG).unwrap();
     assert!(first.socket().exists());
