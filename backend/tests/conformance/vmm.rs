@@ -157,9 +157,8 @@ fn children(pid: i32) -> Vec<Pid> {
 fn a_socket_that_a_killed_backend_left_is_taken_over() {
     let mut first = start();
     // Its starter would remove the socket.
-    let started = children(first.pid());
-    assert!(!started.is_empty());
-    started.into_iter().for_each(|pid| kill(pid, Signal::SIGKILL).unwrap());
+    assert!(wait_until(LONG, || !children(first.pid()).is_empty()));
+    children(first.pid()).into_iter().for_each(|pid| kill(pid, Signal::SIGKILL).unwrap());
     first.signal(Signal::SIGKILL).unwrap();
     first.ended(LONG).unwrap();
     assert!(first.socket().exists());
