@@ -77,8 +77,9 @@ impl Backend {
             .stderr(log)
             .spawn()?;
         let mut backend = Self { child, folder };
+        // A socket is there a moment before it listens; that for admins is the last.
         let listens = |backend: &mut Self| {
-            backend.socket().exists() && backend.admin().exists()
+            backend.socket().exists() && UnixStream::connect(backend.admin()).is_ok()
                 || !matches!(backend.child.try_wait(), Ok(None))
         };
         if !wait_until(PATIENCE, || listens(&mut backend)) || !backend.socket().exists() {
