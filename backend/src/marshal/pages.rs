@@ -120,8 +120,8 @@ unsafe impl Sync for SideBySide {}
 impl SideBySide {
     /// Maps `length` bytes: all of `pieces`, in order.
     ///
-    /// EINVAL if that is not their length, ENOMEM if there are too many; EINVAL from the kernel
-    /// for a piece of a huge page of hugetlbfs, which cannot be mapped by itself.
+    /// EINVAL if that is not their length, ENOMEM if there are too many; EINVAL for a piece of a
+    /// huge page, which cannot be mapped by itself.
     pub fn map<F: AsFd>(
         length: u64,
         pieces: impl IntoIterator<Item = Piece<F>>,
@@ -146,6 +146,11 @@ impl SideBySide {
         let end = at.checked_add(length.get()).filter(|&end| end <= self.length.get());
         let end = end.ok_or(Errno::EINVAL)?;
         let offset = i64::try_from(piece.offset).map_err(|_| Errno::EINVAL)?;
+        // The kernel maps whole huge pages of hugetlbfs, past the end of a piece that is less.
+        let block = u64::try_from(nix::sys::stat::fstat(&piece.file)?.st_blksize).unwrap_or(0);
+        if block > PAGE && (piece.offset % block != 0 || piece.length % block != 0) {
+            return Err(Errno::EINVAL);
+        }
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
         // SAFETY: `at` is less than `length`, so this is within the mapping.

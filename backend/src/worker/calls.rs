@@ -156,6 +156,8 @@ impl Session {
                 return refused.finish(compiled, file.kind, &call, &mut bench.reply);
             }
         };
+        // Held from before RM makes the duplicate: its source may be freed meanwhile.
+        let source = self.source(&prepared);
         let asked_slice = self.put_slice(&mut prepared);
         let asked_bits = self.put_coherent(&mut prepared);
         let result = prepared.execute(&*self.host, file.host());
@@ -172,6 +174,7 @@ impl Session {
             let holds = match (block, registration) {
                 (Some(block), _) => Holds::Video(self.charged(block, &prepared)),
                 (_, Some(registration)) => Self::registered(registration, &mut prepared),
+                _ if prepared.nr() == escape::DUP_OBJECT => source,
                 _ if holds_system(&prepared) => Holds::System,
                 _ => holds_time(&prepared),
             };
@@ -346,10 +349,7 @@ impl Session {
             escape::ALLOC | escape::ALLOC_OBJECT | escape::ALLOC_MEMORY => {
                 objects.made(root, object, parent, holds);
             }
-            escape::DUP_OBJECT => {
-                let holds = objects.holds(u32_at(asked, 0xc), u32_at(asked, 0x10));
-                objects.made(root, object, parent, holds);
-            }
+            escape::DUP_OBJECT => objects.made(root, object, parent, holds),
             escape::ALLOC_CONTEXT_DMA2 => objects.made(root, object, root, holds),
             escape::VID_HEAP_CONTROL => match read_uint(asked, 8, 4) {
                 Some(HEAP_ALLOC | HEAP_ALLOC_RANGE) => {
@@ -376,6 +376,18 @@ impl Session {
                 *lock(&target.armed) = Some(armed(&target, owner, done));
             }
             _ => {}
+        }
+    }
+
+    /// What the source of a duplicate holds.
+    fn source(&self, prepared: &Prepared<'_>) -> Holds {
+        let argument = prepared.argument();
+        let is_rm = matches!(prepared.kind(), FileKind::Ctl | FileKind::Gpu);
+        match prepared.nr() {
+            escape::DUP_OBJECT if is_rm => {
+                lock(&self.objects).holds(u32_at(argument, 0xc), u32_at(argument, 0x10))
+            }
+            _ => Holds::Nothing,
         }
     }
 

@@ -106,7 +106,9 @@ impl Objects {
                 else {
                     continue;
                 };
-                for client in [caller, owner] {
+                // A client that is none of this process's RM refuses.
+                let known = [caller, owner].into_iter().filter(|it| self.owners.contains_key(it));
+                for client in known {
                     let kept = self.kept.entry(client).or_default();
                     if !kept.iter().any(|known| Arc::ptr_eq(known, named)) {
                         kept.push(Arc::clone(named));
