@@ -280,6 +280,18 @@ mod tests {
     }
 
     #[test]
+    fn a_call_as_a_client_that_is_nobodys_keeps_nothing_for_it() {
+        let all = registrations();
+        let registration = Arc::new(all.begin(1, 4096).unwrap());
+        let mut objects = Objects::default();
+        objects.client(0xc1, 1);
+        objects.made(0xc1, 7, 0xc1, Holds::Guest(registration));
+        objects.may_keep(0xbad, &[7, 0, 0, 0]);
+        drop(objects.freed(0xc1, 0xc1));
+        assert_eq!(all.bytes(), 0);
+    }
+
+    #[test]
     fn memory_that_no_call_named_goes_with_its_object() {
         let all = registrations();
         let registration = Arc::new(all.begin(1, 4096).unwrap());
